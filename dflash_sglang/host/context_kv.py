@@ -1,0 +1,55 @@
+"""Context injection: the verifier's hidden states become keys and values of the drafter."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from sglang.srt.mem_cache.memory_pool import KVWriteLoc
+from sglang.srt.speculative.spec_utils import draft_tp_context
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from sglang.srt.configs.draft_parallel import DraftParallelLayout
+    from sglang.srt.model_executor.model_runner import ModelRunner
+
+
+class ContextKV:
+    """Writes the drafter's KV cache for tokens whose features the verifier has just computed.
+
+    The drafter's pool is indexed by the verifier's slots, so a prefix found in the radix tree brings both.
+    """
+
+    def __init__(self, draft_runner: ModelRunner, layout: DraftParallelLayout) -> None:
+        self._runner = draft_runner
+        self._model = draft_runner.model
+        self._layout = layout
+
+    @torch.inference_mode()
+    def append(self, features: Tensor, slots: Tensor, positions: Tensor) -> None:
+        """Project `features` and write every drafter layer's keys and values.
+
+        After a verify all `width` rows of a request are written, rejected ones too: what lies at or past the
+        committed length is overwritten by the next block before anything reads it, and so needs no mask.
+
+        Args:
+            features: [tokens, taps * hidden], the tapped layers of the verifier, concatenated.
+            slots: [tokens] int64, ids in the drafter's pool.
+            positions: [tokens] int64, absolute.
+        """
+        pool = self._runner.token_to_kv_pool
+        with draft_tp_context(self._layout):
+            context = self._model.project_target_hidden(features)  # [tokens, hidden]
+            for layer in self._model.layers:
+                attention = layer.self_attn
+                hidden = self._model.prepare_context_hidden_for_kv(layer, context)
+                keys, values = attention.kv_proj_only(hidden)
+                keys = attention.apply_k_rope(positions, attention.apply_k_norm(keys))
+                pool.set_kv_buffer(
+                    attention.attn,
+                    KVWriteLoc(slots, physical=True),
+                    keys.view(-1, attention.num_kv_heads, attention.head_dim),
+                    values.view(-1, attention.num_kv_heads, attention.head_dim),
+                    attention.attn.k_scale,
+                    attention.attn.v_scale,
+                )

@@ -1,0 +1,85 @@
+"""The hooks on SGLang: one decides which worker serves, the others are set only when it is ours."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from sglang.srt.plugins.hook_registry import HookRegistry, HookSource, HookType
+
+from dflash_sglang.config import WORKER_VARIABLE, WorkerChoice, read_config
+from dflash_sglang.errors import ContractError
+
+if TYPE_CHECKING:
+    from sglang.srt.managers.schedule_batch import Req
+    from sglang.srt.server_args import ServerArgs
+    from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
+
+logger = logging.getLogger(__name__)
+
+_SOURCE = HookSource(plugin_name="dflash", dist_name="dflash_sglang")
+CREATE_WORKER = "sglang.srt.speculative.spec_info.SpeculativeAlgorithm.create_worker"
+VALIDATE_REQUEST = "sglang.srt.speculative.dflash_utils.validate_dflash_request"
+HEADROOM = "sglang.srt.mem_cache.allocation_sizing.get_req_to_token_extra_context_len"
+
+
+def install() -> None:
+    """Register the one hook that every process carries; SGLang applies it after all plugins have run."""
+    HookRegistry.register(CREATE_WORKER, create_worker, HookType.AROUND, source=_SOURCE)
+
+
+def create_worker(
+    original: Callable[..., Any], algorithm: SpeculativeAlgorithm, server_args: ServerArgs
+) -> Any:
+    """AROUND hook on `SpeculativeAlgorithm.create_worker`, which the scheduler calls once.
+
+    Returns:
+        Our worker class for DFLASH with a plain DFlash head; otherwise what SGLang answers.
+
+    Raises:
+        PairError: the draft checkpoint does not fit the verifier.
+    """
+    if not algorithm.is_dflash():
+        return original(algorithm, server_args)
+    reason = _reason_for_builtin()
+    if reason is not None:
+        logger.warning("DFLASH is served by SGLang's own worker: %s.", reason)
+        return original(algorithm, server_args)
+    _install_worker_hooks()
+    from dflash_sglang.host.worker import DFlashWorker
+
+    return DFlashWorker
+
+
+def _reason_for_builtin() -> str | None:
+    if read_config(os.environ).worker is WorkerChoice.BUILTIN:
+        return f"{WORKER_VARIABLE} is {WorkerChoice.BUILTIN.value}"
+    return None
+
+
+def _install_worker_hooks() -> None:
+    """Hooks that only our worker needs, set in the scheduler process before pools are sized."""
+    HookRegistry.register(HEADROOM, _headroom, HookType.AFTER, source=_SOURCE)
+    HookRegistry.register(VALIDATE_REQUEST, _validate_request, HookType.AROUND, source=_SOURCE)
+    HookRegistry.apply_hooks()
+    # apply_hooks only logs a hook that it could not set.
+    missing = {HEADROOM, VALIDATE_REQUEST} - HookRegistry._patched
+    if missing:
+        raise ContractError(
+            f"SGLang did not accept the hooks on {', '.join(sorted(missing))}; see the log above. Run "
+            "python -m dflash_sglang.check."
+        )
+
+
+def _headroom(result: int) -> int:
+    from dflash_sglang.host.draft_state import req_to_token_headroom
+
+    return req_to_token_headroom(result)
+
+
+def _validate_request(original: Callable[..., str | None], req: Req, enable_overlap: bool) -> str | None:
+    from dflash_sglang.host.requests import refusal
+
+    return refusal(req) or original(req, enable_overlap)

@@ -1,0 +1,105 @@
+"""Verification: one forward pass of the verifier over the drafted blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from dflash_kernels.prepare_block import Block
+from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode
+from sglang.srt.speculative.dflash_info import DFlashVerifyInput
+from sglang.srt.speculative.spec_utils import GrammarTree, build_grammar_vocab_mask
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from sglang.srt.layers.logits_processor import LogitsProcessorOutput
+    from sglang.srt.managers.schedule_batch import ScheduleBatch
+    from sglang.srt.managers.tp_worker import TpModelWorker
+    from sglang.srt.managers.utils import GenerationBatchResult
+    from sglang.srt.mem_cache.kv_loc_plan import KVLocPlan
+
+
+class Verified(NamedTuple):
+    """What the verifier says of a drafted block."""
+
+    target_ids: Tensor  # [bs, width] int64, the verifier's token after each position
+    features: Tensor  # [bs * width, taps * hidden], tapped hidden states of the block
+    logits_output: LogitsProcessorOutput  # next_token_logits [bs * width, vocab], adjusted
+    forward_result: GenerationBatchResult
+
+
+class Verifier:
+    """Runs the verifier over `width` tokens per request, causally, and chooses its token at each."""
+
+    def __init__(self, target_worker: TpModelWorker) -> None:
+        self._worker = target_worker
+
+    def verify(
+        self,
+        batch: ScheduleBatch,
+        draft_ids: Tensor,
+        block: Block,
+        plan: KVLocPlan,
+        grammar_barrier: Callable[[], None] | None,
+    ) -> Verified:
+        """Verify one drafted block per request.
+
+        Args:
+            batch: the decode batch; its forward fields are overwritten (the scheduler restores them).
+            draft_ids: [bs, width] int64, column 0 the anchor.
+            block: positions and slots, [bs, width].
+            plan: the step's slot ids.
+            grammar_barrier: advances grammars over the previous step's tokens; None when they already are.
+        """
+        # Starts its copy to the host, so before the forward pass that hides it.
+        grammar_tree = GrammarTree.from_linear_chain(draft_ids) if batch.has_grammar else None
+        forward_result = self._forward(batch, draft_ids, block, plan)
+        logits_output = forward_result.logits_output
+        logits = logits_output.next_token_logits
+        grammar_mask = None
+        if grammar_tree is not None:
+            grammar_mask = build_grammar_vocab_mask(
+                reqs=batch.reqs,
+                tree=grammar_tree,
+                sampling_info=batch.sampling_info,
+                device=logits.device,
+                barrier=grammar_barrier,
+            )
+        # The order of the ordinary sampler: bias first, then the mask.
+        if batch.sampling_info.logit_bias is not None:
+            by_request = logits.view(*draft_ids.shape, -1)
+            by_request.add_(batch.sampling_info.logit_bias[:, None, :])
+        if grammar_mask is not None:
+            grammar_mask.apply(logits)
+        return Verified(
+            target_ids=logits.argmax(dim=-1).view(draft_ids.shape),
+            features=logits_output.hidden_states,
+            logits_output=logits_output,
+            forward_result=forward_result,
+        )
+
+    def _forward(
+        self, batch: ScheduleBatch, draft_ids: Tensor, block: Block, plan: KVLocPlan
+    ) -> GenerationBatchResult:
+        width = draft_ids.shape[1]
+        verify_input = DFlashVerifyInput(
+            draft_token=draft_ids.reshape(-1),
+            positions=block.positions.view(-1),
+            draft_token_num=width,
+            capture_hidden_mode=CaptureHiddenMode.FULL,
+            kv_loc_plan=plan,
+        )
+        batch.out_cache_loc = block.slots.view(-1)
+        # Attention plans from host lengths that include the block.
+        committed_cpu, committed_sum = batch.seq_lens_cpu, batch.seq_lens_sum
+        if committed_cpu is not None:
+            batch.seq_lens_cpu = committed_cpu + width
+        else:
+            batch.seq_lens_cpu = batch.spec_info.reserved_lens_cpu
+        batch.seq_lens_sum = int(batch.seq_lens_cpu.sum())
+        forward_batch, _ = verify_input.prepare_for_verify(batch, self._worker)
+        batch.seq_lens_cpu, batch.seq_lens_sum = committed_cpu, committed_sum
+        return self._worker.forward_batch_generation(
+            batch=None, forward_batch=forward_batch, is_verify=True, skip_attn_backend_init=True
+        )

@@ -1,0 +1,313 @@
+"""The speculative worker: prefill, draft, verify, accept, commit."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from itertools import chain
+from typing import TYPE_CHECKING, Any
+
+import torch
+from dflash_kernels.accept_match import Acceptance, accept_match
+from dflash_kernels.prepare_block import Block, prepare_block
+from sglang.srt.layers.logprob_processor import compute_spec_logprobs
+from sglang.srt.managers.utils import GenerationBatchResult
+from sglang.srt.model_executor.cuda_graph_config import Backend
+from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode
+from sglang.srt.platforms import current_platform
+from sglang.srt.runtime_context import get_exec, get_parallel, get_schedule, get_spec
+from sglang.srt.speculative.base_spec_worker import BaseSpecWorker
+from sglang.srt.speculative.dflash_utils import parse_dflash_draft_config
+from sglang.srt.speculative.draft_parallel import (
+    model_draft_parallel_spec,
+    resolve_draft_parallel_layout,
+)
+from sglang.srt.speculative.draft_worker_common import build_draft_tp_worker
+from sglang.srt.speculative.spec_tp_sync import SpecTpSync, SpecTpSyncSite
+from sglang.srt.speculative.spec_utils import draft_pp_context, draft_tp_context
+from sglang.srt.utils import async_h2d
+from torch import Tensor
+
+from dflash_sglang.host.context_kv import ContextKV
+from dflash_sglang.host.draft import Drafter
+from dflash_sglang.host.draft_state import DraftState
+from dflash_sglang.host.draft_window import DraftWindow
+from dflash_sglang.host.mask_embedding import load_mask_embedding
+from dflash_sglang.host.verify import Verified, Verifier
+
+if TYPE_CHECKING:
+    from sglang.srt.managers.schedule_batch import ScheduleBatch
+    from sglang.srt.managers.tp_worker import TpModelWorker
+    from sglang.srt.mem_cache.kv_loc_plan import KVLocPlan
+    from sglang.srt.server_args import ServerArgs
+
+logger = logging.getLogger(__name__)
+
+Publish = Callable[[Tensor], None]
+
+
+class DFlashWorker(BaseSpecWorker):  # type: ignore[misc]  # sglang is untyped
+    """DFlash on SGLang's spec-v2 interface, for overlapped and synchronous scheduling alike.
+
+    Invariant between steps: for every request, the verifier's and the drafter's KV cache hold exactly the
+    positions below the committed length, at the same slots; the last committed token, the anchor, is in
+    neither and opens the next block.
+
+    Source: Chen et al., DFlash (arXiv 2602.06036), and the calls of sglang/srt/managers/scheduler.py.
+    """
+
+    def __init__(
+        self,
+        server_args: ServerArgs,
+        gpu_id: int,
+        nccl_port: int,
+        target_worker: TpModelWorker,
+    ) -> None:
+        super().__init__()
+        self._target_worker = target_worker
+        self.model_runner = target_worker.model_runner
+        self.device = target_worker.device
+        self.block_size: int = get_spec().speculative_num_draft_tokens
+        self.speculative_num_draft_tokens = self.block_size
+        self.speculative_num_steps = 1
+        self._tp_sync = SpecTpSync(get_parallel().tp_group)
+        self._build_draft_worker(server_args, gpu_id, nccl_port)
+        self._context_kv = ContextKV(self._draft_runner, self.draft_parallel_layout)
+        self._verifier = Verifier(target_worker)
+        self._drafter = Drafter(
+            target_runner=self.model_runner,
+            draft_runner=self._draft_runner,
+            layout=self.draft_parallel_layout,
+            block_size=self.block_size,
+            max_batch_size=get_schedule().max_running_requests,
+            window=self._window,
+            mask_embedding=load_mask_embedding(
+                get_spec().speculative_draft_model_path, self._mask_token_id, self.device
+            ),
+        )
+        if get_parallel().tp_rank == 0:
+            logger.info(
+                "DFLASH worker of dflash_sglang ready: block_size=%d, mask_token_id=%d, draft_window_size=%s.",
+                self.block_size,
+                self._mask_token_id,
+                get_spec().speculative_draft_window_size,
+            )
+
+    def _build_draft_worker(self, server_args: ServerArgs, gpu_id: int, nccl_port: int) -> None:
+        target_runner = self.model_runner
+        self.draft_parallel_layout = resolve_draft_parallel_layout(
+            model_draft_parallel_spec(
+                target_runner.spec_aux_config.draft_model_config,
+                spec_algorithm=target_runner.spec_algorithm,
+            ),
+            collapse_cp=True,
+        )
+        with draft_pp_context(), draft_tp_context(self.draft_parallel_layout):
+            bundle = build_draft_tp_worker(
+                server_args=server_args,
+                gpu_id=gpu_id,
+                nccl_port=nccl_port,
+                target_model_config=target_runner.model_config,
+                algo_label="DFLASH",
+            )
+        self._draft_worker = bundle.draft_worker
+        self._draft_runner = bundle.draft_model_runner
+        self._draft_runner.model.set_block_size(self.block_size)
+        config = parse_dflash_draft_config(
+            draft_hf_config=self._draft_runner.model_config.hf_config
+        )
+        self._mask_token_id: int = config.mask_token_id
+        window_size = get_spec().speculative_draft_window_size
+        self._window = (
+            None
+            if window_size is None
+            else DraftWindow(window_size, get_schedule().page_size, self.block_size)
+        )
+
+    # ---- what the scheduler asks of a worker at start ------------------------------------------------
+
+    @property
+    def spec_v2_attn_backends(self) -> tuple[Any, ...]:
+        """Attention backends a step touches; the scheduler asks them whether they need host lengths."""
+        return (self.model_runner.attn_backend, self._draft_runner.attn_backend)
+
+    def weight_update_runners(self) -> list[tuple[str, Any]]:
+        """(role, runner) pairs that weight updates apply to."""
+        return [("draft", self._draft_runner)]
+
+    def alloc_memory_pool(
+        self,
+        memory_pool_config: Any = None,
+        req_to_token_pool: Any = None,
+        token_to_kv_pool_allocator: Any = None,
+    ) -> None:
+        """Allocate the drafter's KV pool over the verifier's slots; a window keeps its own request table."""
+        with draft_tp_context(self.draft_parallel_layout):
+            self._draft_worker.alloc_memory_pool(
+                memory_pool_config=memory_pool_config,
+                req_to_token_pool=None if self._window is not None else req_to_token_pool,
+                token_to_kv_pool_allocator=token_to_kv_pool_allocator,
+            )
+        if self._window is not None:
+            self._window.bind(req_to_token_pool, self._draft_runner.req_to_token_pool)
+
+    def init_attention_backends(self) -> None:
+        """Create the drafter's attention backend."""
+        with draft_pp_context(), draft_tp_context(self.draft_parallel_layout):
+            self._draft_worker.init_attention_backends()
+
+    def init_cuda_graphs(self) -> None:
+        """Capture the draft forward with head and argmax, where the platform captures graphs."""
+        capture = get_exec().graph.cuda_graph_config.decode.backend != Backend.DISABLED and not (
+            current_platform.is_out_of_tree() and not current_platform.capabilities.graph_capture
+        )
+        if capture:
+            self._drafter.capture_tail()
+        with draft_pp_context(), draft_tp_context(self.draft_parallel_layout):
+            self._draft_worker.init_cuda_graphs(capture_decode_cuda_graph=capture)
+
+    # ---- one step ------------------------------------------------------------------------------------
+
+    def forward_batch_generation(
+        self,
+        batch: ScheduleBatch,
+        on_publish: Publish | None = None,
+        grammar_barrier: Callable[[], None] | None = None,
+        pp_proxy_tensors: Any = None,
+    ) -> GenerationBatchResult:
+        """Run one step of the scheduler.
+
+        Args:
+            batch: extend, mixed, decode or idle.
+            on_publish: called with the new committed lengths [bs] as soon as they are known.
+            grammar_barrier: advances grammars over the previous step's tokens (overlap only).
+            pp_proxy_tensors: unused; pipeline parallelism is refused at start.
+        """
+        if batch.forward_mode.is_extend():
+            return self._prefill(batch, on_publish)
+        if batch.forward_mode.is_idle():
+            return self._idle(on_publish)
+        return self._decode(batch, on_publish, grammar_barrier)
+
+    def _prefill(self, batch: ScheduleBatch, on_publish: Publish | None) -> GenerationBatchResult:
+        """Prompt tokens (and the decode rows of a mixed batch) through the verifier, then into the drafter."""
+        self._wait_for_fused_hicache_load(batch)
+        result = self._target_worker.forward_batch_generation(
+            batch, capture_hidden_mode=CaptureHiddenMode.FULL, return_kv_loc_plan=True
+        )
+        plan, result.kv_loc_plan = result.kv_loc_plan, None
+        self._tp_sync.sync(SpecTpSyncSite.DFLASH_TARGET, result.next_token_ids)
+        result.new_seq_lens = batch.seq_lens
+        if on_publish is not None:
+            on_publish(result.new_seq_lens)
+        # Before the scheduler can put the prefix into the radix tree: a hit must find draft KV as well.
+        slots = plan.write_ids(self._draft_runner.kv_index_translator)
+        self._context_kv.append(
+            result.logits_output.hidden_states[: slots.shape[0]],  # less the padding rows
+            slots,
+            self._extend_positions(batch),
+        )
+        result.logits_output.hidden_states = None  # else copied to the host
+        result.next_draft_input = DraftState(
+            bonus_tokens=result.next_token_ids.to(torch.int64), new_seq_lens=batch.seq_lens
+        )
+        return result
+
+    def _extend_positions(self, batch: ScheduleBatch) -> Tensor:
+        """Absolute positions of an extend batch's tokens, [tokens] int64."""
+        spans = zip(batch.prefix_lens, batch.extend_lens, strict=True)
+        positions = list(chain.from_iterable(range(start, start + n) for start, n in spans))
+        return async_h2d(positions, dtype=torch.int64, device=self.device)
+
+    def _idle(self, on_publish: Publish | None) -> GenerationBatchResult:
+        state = DraftState.empty(self.device)
+        if on_publish is not None:
+            on_publish(state.new_seq_lens)
+        return GenerationBatchResult(
+            next_token_ids=state.bonus_tokens,
+            accept_lens=state.bonus_tokens.to(torch.int32),
+            new_seq_lens=state.new_seq_lens,
+            next_draft_input=state,
+            speculative_num_draft_tokens=self.block_size,
+        )
+
+    def _decode(
+        self,
+        batch: ScheduleBatch,
+        on_publish: Publish | None,
+        grammar_barrier: Callable[[], None] | None,
+    ) -> GenerationBatchResult:
+        """Draft a block, verify it, commit what matches and the verifier's next token."""
+        if batch.seq_lens.is_cuda:
+            # Gathered on the scheduler's stream, read on this one.
+            batch.seq_lens.record_stream(torch.cuda.current_stream())
+        block = self._next_block(batch)
+        plan = self._plan_slots(batch, block)
+        draft_ids = self._drafter.propose(batch, block, plan)
+        verified = self._verifier.verify(batch, draft_ids, block, plan, grammar_barrier)
+        self._tp_sync.sync(SpecTpSyncSite.DFLASH_ACCEPT_GREEDY, verified.target_ids)
+        accepted = accept_match(draft_ids, verified.target_ids, batch.seq_lens)
+        if on_publish is not None:
+            on_publish(accepted.new_seq_lens)
+        self._commit(batch, block, plan, verified, accepted)
+        return self._result(verified, accepted)
+
+    def _next_block(self, batch: ScheduleBatch) -> Block:
+        return prepare_block(
+            batch.spec_info.bonus_tokens,
+            batch.seq_lens,
+            batch.req_pool_indices,
+            self.model_runner.req_to_token_pool.req_to_token,
+            block_size=self.block_size,
+            mask_token_id=self._mask_token_id,
+        )
+
+    def _plan_slots(self, batch: ScheduleBatch, block: Block) -> KVLocPlan:
+        """The step's slot ids, which draft, verify and context KV all write."""
+        lens_cpu = batch.seq_lens_cpu
+        return self.model_runner.kv_index_translator.plan(
+            req_pool_indices=batch.req_pool_indices,
+            seq_lens=batch.seq_lens,
+            seq_lens_cpu=batch.spec_info.reserved_lens_cpu if lens_cpu is None else lens_cpu,
+            write_virtual=block.slots.view(-1),
+            read_extent=self.block_size,
+        )
+
+    def _commit(
+        self,
+        batch: ScheduleBatch,
+        block: Block,
+        plan: KVLocPlan,
+        verified: Verified,
+        accepted: Acceptance,
+    ) -> None:
+        """Bring the drafter's cache up to the committed length and score the committed tokens."""
+        if batch.return_logprob:
+            compute_spec_logprobs(
+                batch,
+                verified.logits_output,
+                accepted.output_ids.reshape(-1),
+                chain_stride=accepted.output_ids.shape[1],
+            )
+        self._context_kv.append(
+            verified.features,
+            plan.write_ids(self._draft_runner.kv_index_translator),
+            block.positions.view(-1),
+        )
+        verified.logits_output.hidden_states = None  # else copied to the host
+
+    def _result(self, verified: Verified, accepted: Acceptance) -> GenerationBatchResult:
+        forward = verified.forward_result
+        return GenerationBatchResult(
+            logits_output=verified.logits_output,
+            next_token_ids=accepted.output_ids.reshape(-1),
+            accept_lens=accepted.commit_len,
+            new_seq_lens=accepted.new_seq_lens,
+            next_draft_input=DraftState(
+                bonus_tokens=accepted.bonus_ids, new_seq_lens=accepted.new_seq_lens
+            ),
+            speculative_num_draft_tokens=accepted.output_ids.shape[1],  # row stride of this step
+            can_run_cuda_graph=forward.can_run_cuda_graph,
+            routed_experts_output=forward.routed_experts_output,
+            indexer_topk_output=forward.indexer_topk_output,
+        )
