@@ -12,14 +12,14 @@ logger = logging.getLogger(__name__)
 def register() -> None:
     """Check the host and register our hooks, or say why SGLang is left as it is.
 
-    SGLang logs and swallows what a plugin raises, so the reason goes to the log here and is repeated by
-    ``python -m dflash_sglang.check``.
+    SGLang logs and swallows what a plugin raises, so the reason goes to the log here and is
+    repeated by ``python -m dflash_sglang.check``.
     """
     mismatches = verify_contract()
     if mismatches:
         logger.warning(
-            "dflash_sglang is inactive, SGLang's own DFLASH worker serves: %d of the names it needs differ from "
-            "sglang %s, first: %s. Run python -m dflash_sglang.check.",
+            "dflash_sglang is inactive, SGLang's own DFLASH worker serves: %d of the names it "
+            "needs differ from sglang %s, first: %s. Run python -m dflash_sglang.check.",
             len(mismatches),
             SGLANG_VERSION,
             mismatches[0],

@@ -1,1 +1,1 @@
-"""The part that knows SGLang: worker, drafting, verification, context KV and the contract with the host."""
+"""The part that knows SGLang: worker, draft, verify, context KV, and the contract with it."""

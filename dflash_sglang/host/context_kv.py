@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 class ContextKV:
     """Writes the drafter's KV cache for tokens whose features the verifier has just computed.
 
-    The drafter's pool is indexed by the verifier's slots, so a prefix found in the radix tree brings both.
+    The drafter's pool is indexed by the verifier's slots, so a prefix found in the radix tree
+    brings both.
     """
 
     def __init__(self, draft_runner: ModelRunner, layout: DraftParallelLayout) -> None:
@@ -29,8 +30,9 @@ class ContextKV:
     def append(self, features: Tensor, slots: Tensor, positions: Tensor) -> None:
         """Project `features` and write every drafter layer's keys and values.
 
-        After a verify all `width` rows of a request are written, rejected ones too: what lies at or past the
-        committed length is overwritten by the next block before anything reads it, and so needs no mask.
+        After a verify all `width` rows of a request are written, rejected ones too: what lies at or
+        past the committed length is overwritten by the next block before anything reads it, and so
+        needs no mask.
 
         Args:
             features: [tokens, taps * hidden], the tapped layers of the verifier, concatenated.

@@ -1,9 +1,10 @@
 """Every SGLang name this package relies on, with the parameters it relies on.
 
-The table is checked against the *source* of the installed wheel: modules are located and parsed, never imported, so
-the check costs no torch import and can run in every SGLang process (plugins load in all of them) and in
-``python -m dflash_sglang.check``. A name matches when it exists and, for a callable, when its leading parameters are
-the ones listed: parameters that SGLang adds at the end do not break us, renamed or reordered ones do.
+The table is checked against the *source* of the installed wheel: modules are located and parsed,
+never imported, so the check costs no torch import and can run in every SGLang process (plugins load
+in all of them) and in ``python -m dflash_sglang.check``. A name matches when it exists and, for a
+callable, when its leading parameters are the ones listed: parameters that SGLang adds at the end do
+not break us, renamed or reordered ones do.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ class Name(NamedTuple):
     """One name of SGLang's that we rely on."""
 
     path: str  # "package.module:Class.attribute" or "package.module:function"
-    params: tuple[str, ...] | None  # leading parameters without self/cls; None: only the name matters
+    params: (
+        tuple[str, ...] | None
+    )  # leading parameters without self/cls; None: only the name matters
     why: str  # what we use it for
 
 
@@ -38,8 +41,248 @@ class Mismatch(NamedTuple):
         return f"{self.name.path}{expected}: {self.found}; needed for {self.name.why}"
 
 
-# The worker: what host/ subclasses, calls or hooks.
-HOST_NAMES: tuple[Name, ...] = ()
+# The worker: what host/ subclasses, calls, reads or hooks. `_S` shortens the common root.
+_S = "sglang.srt"
+HOST_NAMES: tuple[Name, ...] = (
+    # Hooks.
+    Name(
+        f"{_S}.plugins.hook_registry:HookRegistry.register",
+        ("target", "hook", "hook_type", "source"),
+        "hooks",
+    ),
+    Name(f"{_S}.plugins.hook_registry:HookRegistry.apply_hooks", (), "hooks"),
+    Name(f"{_S}.plugins.hook_registry:HookRegistry._patched", None, "proof that a hook was set"),
+    Name(f"{_S}.plugins.hook_registry:HookSource", None, "hooks"),
+    Name(f"{_S}.plugins.hook_registry:HookType", None, "hooks"),
+    Name(
+        f"{_S}.speculative.spec_info:SpeculativeAlgorithm.create_worker",
+        ("server_args",),
+        "the seam (AROUND)",
+    ),
+    Name(f"{_S}.speculative.spec_info:SpeculativeAlgorithm.is_dflash", (), "the seam"),
+    Name(
+        f"{_S}.speculative.dflash_utils:validate_dflash_request",
+        ("req", "enable_overlap"),
+        "refusing requests (AROUND)",
+    ),
+    Name(
+        f"{_S}.mem_cache.allocation_sizing:get_req_to_token_extra_context_len",
+        (),
+        "room for two blocks past the context (AFTER)",
+    ),
+    # Configuration and process state.
+    Name(f"{_S}.runtime_context:get_exec", (), "graph backend"),
+    Name(f"{_S}.runtime_context:get_parallel", (), "tensor-parallel group"),
+    Name(f"{_S}.runtime_context:get_schedule", (), "page size, running requests"),
+    Name(f"{_S}.runtime_context:get_spec", (), "block size, draft path, draft window"),
+    Name(f"{_S}.platforms:current_platform", None, "graph capture"),
+    Name(f"{_S}.server_args:ServerArgs", None, "constructor argument"),
+    Name(
+        f"{_S}.speculative.dflash_utils:parse_dflash_draft_config",
+        ("draft_hf_config",),
+        "mask token",
+    ),
+    # The worker interface.
+    Name(f"{_S}.speculative.base_spec_worker:BaseSpecWorker", (), "base class"),
+    Name(
+        f"{_S}.speculative.base_spec_worker:BaseSpecWorker.alloc_memory_pool",
+        ("memory_pool_config", "req_to_token_pool", "token_to_kv_pool_allocator"),
+        "overridden",
+    ),
+    Name(
+        f"{_S}.speculative.base_spec_worker:BaseSpecWorker.init_attention_backends",
+        (),
+        "overridden",
+    ),
+    Name(f"{_S}.speculative.base_spec_worker:BaseSpecWorker.init_cuda_graphs", (), "overridden"),
+    Name(
+        f"{_S}.speculative.base_spec_worker:BaseSpecWorker.spec_v2_attn_backends", (), "overridden"
+    ),
+    Name(
+        f"{_S}.speculative.base_spec_worker:BaseSpecWorker.weight_update_runners", (), "overridden"
+    ),
+    Name(
+        f"{_S}.speculative.base_spec_worker:BaseSpecWorker._wait_for_fused_hicache_load",
+        ("batch",),
+        "prefill",
+    ),
+    Name(f"{_S}.speculative.spec_info:SpecInput", ("spec_input_type",), "state between steps"),
+    Name(f"{_S}.speculative.spec_info:SpecInputType.DFLASH_DRAFT", None, "state between steps"),
+    Name(
+        f"{_S}.managers.overlap_utils:RelayPayload.from_draft_input",
+        ("draft_input",),
+        "state under overlap",
+    ),
+    Name(f"{_S}.managers.utils:GenerationBatchResult", None, "what a step returns"),
+    Name(f"{_S}.managers.utils:GenerationBatchResult.accept_lens", None, "what a step returns"),
+    Name(f"{_S}.managers.utils:GenerationBatchResult.kv_loc_plan", None, "prefill slots"),
+    Name(f"{_S}.managers.utils:GenerationBatchResult.new_seq_lens", None, "what a step returns"),
+    Name(
+        f"{_S}.managers.utils:GenerationBatchResult.next_draft_input", None, "what a step returns"
+    ),
+    Name(
+        f"{_S}.managers.utils:GenerationBatchResult.speculative_num_draft_tokens",
+        None,
+        "row stride of a step",
+    ),
+    Name(f"{_S}.managers.schedule_batch:ScheduleBatch", None, "what a step is given"),
+    Name(f"{_S}.managers.schedule_batch:ScheduleBatch.maybe_evict_swa", (), "reserving slots"),
+    Name(f"{_S}.managers.schedule_batch:Req", None, "requests"),
+    # Slots.
+    Name(
+        f"{_S}.mem_cache.allocation:alloc_for_spec_decode",
+        (
+            "tree_cache",
+            "req_to_token_pool",
+            "reqs",
+            "req_pool_indices",
+            "cur_kv_lens",
+            "cur_kv_lens_cpu",
+            "nxt_kv_lens",
+            "nxt_kv_lens_cpu",
+            "num_needed_tokens",
+            "batch",
+        ),
+        "reserving slots",
+    ),
+    Name(f"{_S}.mem_cache.allocation_sizing:get_alloc_page_size", (), "reserving slots"),
+    Name(f"{_S}.mem_cache.allocation_sizing:get_alloc_reserve_per_decode", (), "reserving slots"),
+    Name(
+        f"{_S}.mem_cache.allocation_sizing:page_aligned_decode_alloc_lens",
+        ("reqs", "reserve", "page_size"),
+        "reserving slots",
+    ),
+    Name(f"{_S}.mem_cache.kv_loc_plan:KVLocPlan.bind", ("batch", "reader"), "slot ids of a step"),
+    Name(
+        f"{_S}.mem_cache.kv_loc_plan:KVLocPlan.reads_from", None, "slot ids of a windowed drafter"
+    ),
+    Name(f"{_S}.mem_cache.kv_loc_plan:KVLocPlan.write_ids", ("reader",), "slot ids of a step"),
+    Name(
+        f"{_S}.mem_cache.kv_index_translator:KVIndexTranslator.plan",
+        ("req_pool_indices", "seq_lens", "seq_lens_cpu", "write_virtual", "read_extent"),
+        "slot ids of a step",
+    ),
+    Name(f"{_S}.mem_cache.memory_pool:KVWriteLoc", None, "context KV"),
+    Name(f"{_S}.mem_cache.memory_pool:ReqToTokenPool", None, "request-to-slot table"),
+    # Drafting.
+    Name(f"{_S}.configs.draft_parallel:DraftParallelLayout", None, "draft placement"),
+    Name(
+        f"{_S}.speculative.draft_parallel:model_draft_parallel_spec",
+        ("model_config", "spec_algorithm"),
+        "draft placement",
+    ),
+    Name(
+        f"{_S}.speculative.draft_parallel:resolve_draft_parallel_layout",
+        ("model_spec", "collapse_cp"),
+        "draft placement",
+    ),
+    Name(f"{_S}.speculative.spec_utils:draft_pp_context", (), "draft placement"),
+    Name(f"{_S}.speculative.spec_utils:draft_tp_context", ("layout",), "draft placement"),
+    Name(
+        f"{_S}.speculative.draft_worker_common:build_draft_tp_worker",
+        ("server_args", "gpu_id", "nccl_port", "target_model_config", "algo_label"),
+        "loading the drafter",
+    ),
+    Name(
+        f"{_S}.speculative.draft_worker_common:make_draft_block_spec_info",
+        ("draft_token_num", "device"),
+        "draft forward",
+    ),
+    Name(
+        f"{_S}.speculative.draft_worker_common:make_draft_sampler_capture_hook",
+        ("draft_sampler",),
+        "head inside the draft graph",
+    ),
+    Name(f"{_S}.lora.layers:unwrap_lora_layer", ("module",), "head and embedding under LoRA"),
+    Name(f"{_S}.model_executor.cuda_graph_config:Backend.DISABLED", None, "graph capture"),
+    Name(
+        f"{_S}.model_executor.forward_batch_info:CaptureHiddenMode.FULL",
+        None,
+        "tapped hidden states",
+    ),
+    Name(f"{_S}.model_executor.forward_batch_info:ForwardBatch", None, "draft forward"),
+    Name(
+        f"{_S}.model_executor.forward_batch_info:ForwardMode.TARGET_VERIFY", None, "draft forward"
+    ),
+    Name(
+        f"{_S}.model_executor.forward_batch_info:enable_num_token_non_padded", (), "draft forward"
+    ),
+    Name(
+        f"{_S}.model_executor.model_runner:ModelRunner.capture_tail_hooks",
+        None,
+        "head inside the draft graph",
+    ),
+    Name(
+        f"{_S}.model_executor.model_runner:ModelRunner.kv_index_translator",
+        None,
+        "slot ids of a step",
+    ),
+    Name(f"{_S}.model_executor.model_runner:ModelRunner.spec_aux_config", None, "draft placement"),
+    Name(f"{_S}.models.dflash:DFlashAttention.apply_k_norm", ("k",), "context KV"),
+    Name(f"{_S}.models.dflash:DFlashAttention.apply_k_rope", ("positions", "k"), "context KV"),
+    Name(f"{_S}.models.dflash:DFlashAttention.kv_proj_only", ("hidden_states",), "context KV"),
+    Name(
+        f"{_S}.models.dflash:DFlashDraftModel.prepare_context_hidden_for_kv",
+        ("layer", "ctx_hidden"),
+        "context KV",
+    ),
+    Name(
+        f"{_S}.models.dflash:DFlashDraftModel.project_target_hidden",
+        ("target_hidden",),
+        "context KV",
+    ),
+    Name(f"{_S}.models.dflash:DFlashDraftModel.set_block_size", ("block_size",), "block size"),
+    # Verification.
+    Name(
+        f"{_S}.managers.tp_worker:TpModelWorker.forward_batch_generation",
+        (
+            "batch",
+            "forward_batch",
+            "pp_proxy_tensors",
+            "is_verify",
+            "skip_attn_backend_init",
+            "capture_hidden_mode",
+            "return_kv_loc_plan",
+        ),
+        "verifier forward",
+    ),
+    Name(f"{_S}.speculative.dflash_info:DFlashVerifyInput", None, "verifier forward"),
+    Name(
+        f"{_S}.speculative.dflash_info:DFlashVerifyInput.prepare_for_verify",
+        ("batch", "target_worker"),
+        "verifier forward",
+    ),
+    Name(f"{_S}.layers.logits_processor:LogitsProcessorOutput", None, "verifier logits"),
+    Name(
+        f"{_S}.layers.logprob_processor:compute_spec_logprobs",
+        ("batch", "logits_output", "predict", "accept_index", "chain_stride"),
+        "logprobs of committed tokens",
+    ),
+    Name(
+        f"{_S}.speculative.spec_utils:GrammarTree.from_linear_chain", ("verify_ids_2d",), "grammars"
+    ),
+    Name(
+        f"{_S}.speculative.spec_utils:build_grammar_vocab_mask",
+        ("reqs", "tree", "sampling_info", "device", "barrier"),
+        "grammars",
+    ),
+    Name(
+        f"{_S}.speculative.spec_tp_sync:SpecTpSync.sync",
+        ("site", "values"),
+        "one decision for all ranks",
+    ),
+    Name(
+        f"{_S}.speculative.spec_tp_sync:SpecTpSyncSite.DFLASH_ACCEPT_SAMPLE",
+        None,
+        "one decision for all ranks",
+    ),
+    Name(
+        f"{_S}.speculative.spec_tp_sync:SpecTpSyncSite.DFLASH_TARGET",
+        None,
+        "one decision for all ranks",
+    ),
+    Name(f"{_S}.utils.common:async_h2d", ("args", "dtype", "device"), "host lists on the device"),
+)
 
 # The CPU platform: what cpu/ subclasses, calls or hooks.
 CPU_NAMES: tuple[Name, ...] = ()
@@ -91,7 +334,7 @@ def _problem(name: Name) -> str | None:
 
 @functools.cache
 def _parsed(module: str) -> ast.Module | None:
-    """Syntax tree of a module of the installed SGLang; located by path so that nothing is imported."""
+    """Syntax tree of an SGLang module, located by path so that nothing is imported."""
     root = importlib.util.find_spec(module.partition(".")[0])
     if root is None or not root.submodule_search_locations:
         return None
@@ -105,10 +348,25 @@ def _parsed(module: str) -> ast.Module | None:
 def _resolve(tree: ast.AST, parts: list[str]) -> ast.AST | None:
     node: ast.AST | None = tree
     for part in parts:
-        node = next((child for child in _members(node) if _binds(child, part)), None)
+        owner = node
+        # The last binding wins at run time: a definition below an import for type checkers.
+        bindings = [child for child in _members(owner) if _binds(child, part)]
+        node = bindings[-1] if bindings else None
+        if node is None and isinstance(owner, ast.ClassDef):
+            node = _self_attribute(owner, part)
         if node is None:
             return None
     return node
+
+
+def _self_attribute(owner: ast.ClassDef, name: str) -> ast.AST | None:
+    """Where a method of the class assigns `self.name`."""
+    for node in ast.walk(owner):
+        targets = node.targets if isinstance(node, ast.Assign) else ()
+        for target in (node.target,) if isinstance(node, ast.AnnAssign) else targets:
+            if isinstance(target, ast.Attribute) and target.attr == name:
+                return node
+    return None
 
 
 def _members(node: ast.AST | None) -> Iterator[ast.stmt]:
@@ -117,8 +375,7 @@ def _members(node: ast.AST | None) -> Iterator[ast.stmt]:
         yield child
         if isinstance(child, ast.If | ast.Try):
             yield from _members(child)
-            for alternative in child.orelse:
-                yield alternative
+            yield from child.orelse
 
 
 def _binds(node: ast.stmt, name: str) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from dflash_kernels.prepare_block import Block
@@ -34,11 +34,11 @@ if TYPE_CHECKING:
 class DraftTail:
     """Verifier head and argmax over the drafter's hidden states.
 
-    Called by the draft CUDA graph through SGLang's capture-tail hook, it leaves the ids in `ids_out`, whose
-    address the graph keeps; without a graph the worker calls `greedy_ids` itself.
+    Called by the draft CUDA graph through SGLang's capture-tail hook, it leaves the ids in
+    `ids_out`, whose address the graph keeps; without a graph the worker calls `greedy_ids` itself.
     """
 
-    def __init__(self, lm_head: torch.nn.Module, block_size: int, max_batch_size: int) -> None:
+    def __init__(self, lm_head: Any, block_size: int, max_batch_size: int) -> None:
         self._head = lm_head
         self._block_size = block_size
         self._tp_group = get_parallel().tp_group
@@ -181,7 +181,7 @@ class Drafter:
 
 
 def _host_bound(batch: ScheduleBatch) -> Tensor:
-    """Committed lengths as far as the host knows them: exact, or an upper bound without `seq_lens_cpu`."""
+    """Committed lengths as the host knows them: exact, or an upper bound without a mirror."""
     if batch.seq_lens_cpu is not None:
         return batch.seq_lens_cpu.to(torch.int32)
     return batch.spec_info.reserved_lens_cpu

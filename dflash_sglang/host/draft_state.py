@@ -13,7 +13,7 @@ from sglang.srt.mem_cache.allocation_sizing import (
     page_aligned_decode_alloc_lens,
 )
 from sglang.srt.speculative.spec_info import SpecInput, SpecInputType
-from sglang.srt.utils import async_h2d
+from sglang.srt.utils.common import async_h2d
 from torch import Tensor
 
 if TYPE_CHECKING:
@@ -21,14 +21,15 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class DraftState(SpecInput):  # type: ignore[misc]  # sglang is untyped
+class DraftState(SpecInput):
     """Per-request state between steps: the anchor of the next block and the committed length.
 
-    The scheduler relays both through its FutureMap when scheduling overlaps with the forward pass, and then
-    only `future_indices` is kept in step with the batch. Without overlap the tensors themselves are.
+    The scheduler relays both through its FutureMap when scheduling overlaps with the forward pass,
+    and then only `future_indices` is kept in step with the batch. Without overlap the tensors
+    themselves are.
 
-    Source: `DFlashDraftInputV2` in sglang/srt/speculative/dflash_info_v2.py names the members that the
-    scheduler reads.
+    Source: `DFlashDraftInputV2` in sglang/srt/speculative/dflash_info_v2.py names the members that
+        the scheduler reads.
     """
 
     bonus_tokens: Tensor  # [bs] int64, last committed token: the anchor of the next block
@@ -55,9 +56,10 @@ class DraftState(SpecInput):  # type: ignore[misc]  # sglang is untyped
     def prepare_for_decode(self, batch: ScheduleBatch) -> None:
         """Reserve KV slots for the next step and set the lengths that the host knows.
 
-        Under overlap the host's committed length lags one step, in which up to one block may have been
-        committed; so two blocks are reserved past it. Slots past the committed length are never given back
-        between steps: the next step overwrites them, which is all that rollback of attention KV takes.
+        Under overlap the host's committed length lags one step, in which up to one block may have
+        been committed; so two blocks are reserved past it. Slots past the committed length are
+        never given back between steps: the next step overwrites them, which is all that rollback of
+        attention KV takes.
         """
         if batch.batch_size() == 0:
             return
@@ -87,9 +89,7 @@ class DraftState(SpecInput):  # type: ignore[misc]  # sglang is untyped
         batch.seq_lens_sum = sum(committed)
         self.reserved_lens_cpu = reserved_cpu
 
-    def filter_batch(
-        self, new_indices: Tensor, new_indices_cpu: list[int] | None = None
-    ) -> None:
+    def filter_batch(self, new_indices: Tensor, new_indices_cpu: list[int] | None = None) -> None:
         """Keep the requests at `new_indices`, in that order."""
         if self.reserved_lens_cpu is not None:
             keep = new_indices.tolist() if new_indices_cpu is None else new_indices_cpu
@@ -106,7 +106,7 @@ class DraftState(SpecInput):  # type: ignore[misc]  # sglang is untyped
             return
         # Lengths are reserved anew before the next decode, and only read after that.
         self.reserved_lens_cpu = None
-        if self.future_indices is not None:
+        if self.future_indices is not None and other.future_indices is not None:
             self.future_indices = torch.cat([self.future_indices, other.future_indices])
             return
         self.bonus_tokens = torch.cat([self.bonus_tokens, other.bonus_tokens])
@@ -116,8 +116,8 @@ class DraftState(SpecInput):  # type: ignore[misc]  # sglang is untyped
 def req_to_token_headroom(headroom: int) -> int:
     """Columns a row of `req_to_token` needs past the context length.
 
-    SGLang 0.5.23 sizes it for one block at page size 1, while a step reserves two: a request near the end of
-    its context would write into the next request's row.
+    SGLang 0.5.23 sizes it for one block at page size 1, while a step reserves two: a request near
+    the end of its context would write into the next request's row.
 
     Args:
         headroom: what `get_req_to_token_extra_context_len` answers.

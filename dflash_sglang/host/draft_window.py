@@ -1,4 +1,4 @@
-"""`--speculative-draft-window-size`: the drafter sees only the most recent tokens of the context."""
+"""`--speculative-draft-window-size`: the drafter sees only the latest tokens of the context."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ class DraftWindow:
         verifier row   slot(0) ............ slot(prefix-1) | block
         drafter row               slot(start) .. slot(prefix-1) | block
 
-    `start` leaves the last `window` positions, rounded down to a page because paged backends read whole
-    pages. Slots and absolute positions are the verifier's, so the KV cache itself is shared unchanged.
+    `start` leaves the last `window` positions, rounded down to a page because paged backends read
+    whole pages. Slots and absolute positions are the verifier's, so the KV cache itself is shared
+    unchanged.
     """
 
     def __init__(self, window_size: int, page_size: int, block_size: int) -> None:

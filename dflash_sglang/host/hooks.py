@@ -26,7 +26,7 @@ HEADROOM = "sglang.srt.mem_cache.allocation_sizing.get_req_to_token_extra_contex
 
 
 def install() -> None:
-    """Register the one hook that every process carries; SGLang applies it after all plugins have run."""
+    """Register the hook that every process carries; SGLang applies it after all plugins ran."""
     HookRegistry.register(CREATE_WORKER, create_worker, HookType.AROUND, source=_SOURCE)
 
 
@@ -68,8 +68,8 @@ def _install_worker_hooks() -> None:
     missing = {HEADROOM, VALIDATE_REQUEST} - HookRegistry._patched
     if missing:
         raise ContractError(
-            f"SGLang did not accept the hooks on {', '.join(sorted(missing))}; see the log above. Run "
-            "python -m dflash_sglang.check."
+            f"SGLang did not accept the hooks on {', '.join(sorted(missing))}; see the log above. "
+            "Run python -m dflash_sglang.check."
         )
 
 
@@ -79,7 +79,9 @@ def _headroom(result: int) -> int:
     return req_to_token_headroom(result)
 
 
-def _validate_request(original: Callable[..., str | None], req: Req, enable_overlap: bool) -> str | None:
+def _validate_request(
+    original: Callable[..., str | None], req: Req, enable_overlap: bool
+) -> str | None:
     from dflash_sglang.host.requests import refusal
 
     return refusal(req) or original(req, enable_overlap)

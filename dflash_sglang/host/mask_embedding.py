@@ -17,8 +17,8 @@ def load_mask_embedding(
 ) -> Tensor | None:
     """Read the embedding, when the draft checkpoint has one.
 
-    It is used for drafting only. Writing it into the verifier's table, as SGLang's worker does, would change
-    what the verifier makes of a prompt that contains the mask token.
+    It is used for drafting only. Writing it into the verifier's table, as SGLang's worker does,
+    would change what the verifier makes of a prompt that contains the mask token.
 
     Args:
         draft_model_path: folder of the draft checkpoint.
@@ -37,8 +37,8 @@ def load_mask_embedding(
     saved = torch.load(file, map_location=device, weights_only=True)
     if saved.get("per_position"):
         raise PairError(
-            f"{file} has an embedding per block position, which is not supported. Use a checkpoint with one "
-            "mask embedding."
+            f"{file} has an embedding per block position, which is not supported. Use a checkpoint "
+            "with one mask embedding."
         )
     if int(saved["mask_token_id"]) != mask_token_id:
         raise PairError(

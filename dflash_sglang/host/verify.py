@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
-import torch
 from dflash_kernels.prepare_block import Block
 from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode
 from sglang.srt.speculative.dflash_info import DFlashVerifyInput
 from sglang.srt.speculative.spec_utils import GrammarTree, build_grammar_vocab_mask
 from torch import Tensor
+
+from dflash_sglang.host.penalties import PenalisedRows
+from dflash_sglang.host.sampling import TargetSampler
 
 if TYPE_CHECKING:
     from sglang.srt.layers.logits_processor import LogitsProcessorOutput
@@ -30,10 +32,11 @@ class Verified(NamedTuple):
 
 
 class Verifier:
-    """Runs the verifier over `width` tokens per request, causally, and chooses its token at each."""
+    """Runs the verifier over `width` tokens per request and picks its own token at each."""
 
-    def __init__(self, target_worker: TpModelWorker) -> None:
+    def __init__(self, target_worker: TpModelWorker, sampler: TargetSampler) -> None:
         self._worker = target_worker
+        self._sampler = sampler
 
     def verify(
         self,
@@ -41,16 +44,20 @@ class Verifier:
         draft_ids: Tensor,
         block: Block,
         plan: KVLocPlan,
+        penalised: PenalisedRows | None,
         grammar_barrier: Callable[[], None] | None,
     ) -> Verified:
         """Verify one drafted block per request.
 
         Args:
-            batch: the decode batch; its forward fields are overwritten (the scheduler restores them).
+            batch: the decode batch; its forward fields are overwritten (the scheduler restores
+                them).
             draft_ids: [bs, width] int64, column 0 the anchor.
             block: positions and slots, [bs, width].
             plan: the step's slot ids.
-            grammar_barrier: advances grammars over the previous step's tokens; None when they already are.
+            penalised: the rows with penalties.
+            grammar_barrier: advances grammars over the previous step's tokens; None when they
+                already are.
         """
         # Starts its copy to the host, so before the forward pass that hides it.
         grammar_tree = GrammarTree.from_linear_chain(draft_ids) if batch.has_grammar else None
@@ -66,14 +73,9 @@ class Verifier:
                 device=logits.device,
                 barrier=grammar_barrier,
             )
-        # The order of the ordinary sampler: bias first, then the mask.
-        if batch.sampling_info.logit_bias is not None:
-            by_request = logits.view(*draft_ids.shape, -1)
-            by_request.add_(batch.sampling_info.logit_bias[:, None, :])
-        if grammar_mask is not None:
-            grammar_mask.apply(logits)
+        self._sampler.adjust(logits, batch, draft_ids, penalised, grammar_mask)
         return Verified(
-            target_ids=logits.argmax(dim=-1).view(draft_ids.shape),
+            target_ids=self._sampler.choose(logits, batch, block.positions),
             features=logits_output.hidden_states,
             logits_output=logits_output,
             forward_result=forward_result,

@@ -25,7 +25,7 @@ from sglang.srt.speculative.draft_parallel import (
 from sglang.srt.speculative.draft_worker_common import build_draft_tp_worker
 from sglang.srt.speculative.spec_tp_sync import SpecTpSync, SpecTpSyncSite
 from sglang.srt.speculative.spec_utils import draft_pp_context, draft_tp_context
-from sglang.srt.utils import async_h2d
+from sglang.srt.utils.common import async_h2d
 from torch import Tensor
 
 from dflash_sglang.host.context_kv import ContextKV
@@ -33,6 +33,8 @@ from dflash_sglang.host.draft import Drafter
 from dflash_sglang.host.draft_state import DraftState
 from dflash_sglang.host.draft_window import DraftWindow
 from dflash_sglang.host.mask_embedding import load_mask_embedding
+from dflash_sglang.host.penalties import PenalisedRows, Penalties
+from dflash_sglang.host.sampling import TargetSampler
 from dflash_sglang.host.verify import Verified, Verifier
 
 if TYPE_CHECKING:
@@ -46,14 +48,15 @@ logger = logging.getLogger(__name__)
 Publish = Callable[[Tensor], None]
 
 
-class DFlashWorker(BaseSpecWorker):  # type: ignore[misc]  # sglang is untyped
+class DFlashWorker(BaseSpecWorker):
     """DFlash on SGLang's spec-v2 interface, for overlapped and synchronous scheduling alike.
 
-    Invariant between steps: for every request, the verifier's and the drafter's KV cache hold exactly the
-    positions below the committed length, at the same slots; the last committed token, the anchor, is in
-    neither and opens the next block.
+    Invariant between steps: for every request, the verifier's and the drafter's KV cache hold
+    exactly the positions below the committed length, at the same slots; the last committed token,
+    the anchor, is in neither and opens the next block.
 
-    Source: Chen et al., DFlash (arXiv 2602.06036), and the calls of sglang/srt/managers/scheduler.py.
+    Source: Chen et al., DFlash (arXiv 2602.06036), and the calls of
+        sglang/srt/managers/scheduler.py.
     """
 
     def __init__(
@@ -73,7 +76,8 @@ class DFlashWorker(BaseSpecWorker):  # type: ignore[misc]  # sglang is untyped
         self._tp_sync = SpecTpSync(get_parallel().tp_group)
         self._build_draft_worker(server_args, gpu_id, nccl_port)
         self._context_kv = ContextKV(self._draft_runner, self.draft_parallel_layout)
-        self._verifier = Verifier(target_worker)
+        self._penalties = Penalties(self.model_runner.model_config.vocab_size, self.device)
+        self._verifier = Verifier(target_worker, TargetSampler(self.model_runner, self._penalties))
         self._drafter = Drafter(
             target_runner=self.model_runner,
             draft_runner=self._draft_runner,
@@ -87,7 +91,8 @@ class DFlashWorker(BaseSpecWorker):  # type: ignore[misc]  # sglang is untyped
         )
         if get_parallel().tp_rank == 0:
             logger.info(
-                "DFLASH worker of dflash_sglang ready: block_size=%d, mask_token_id=%d, draft_window_size=%s.",
+                "DFLASH is served by dflash_sglang: block_size=%d, mask_token_id=%d, "
+                "draft_window_size=%s.",
                 self.block_size,
                 self._mask_token_id,
                 get_spec().speculative_draft_window_size,
@@ -124,11 +129,12 @@ class DFlashWorker(BaseSpecWorker):  # type: ignore[misc]  # sglang is untyped
             else DraftWindow(window_size, get_schedule().page_size, self.block_size)
         )
 
-    # ---- what the scheduler asks of a worker at start ------------------------------------------------
+    # ---- what the scheduler asks of a worker at start
+    # ------------------------------------------------
 
     @property
     def spec_v2_attn_backends(self) -> tuple[Any, ...]:
-        """Attention backends a step touches; the scheduler asks them whether they need host lengths."""
+        """Attention backends of a step; the scheduler asks them whether they need host lengths."""
         return (self.model_runner.attn_backend, self._draft_runner.attn_backend)
 
     def weight_update_runners(self) -> list[tuple[str, Any]]:
@@ -141,7 +147,10 @@ class DFlashWorker(BaseSpecWorker):  # type: ignore[misc]  # sglang is untyped
         req_to_token_pool: Any = None,
         token_to_kv_pool_allocator: Any = None,
     ) -> None:
-        """Allocate the drafter's KV pool over the verifier's slots; a window keeps its own request table."""
+        """Allocate the drafter's KV pool over the verifier's slots.
+
+        With a window the drafter keeps a request-to-slot table of its own.
+        """
         with draft_tp_context(self.draft_parallel_layout):
             self._draft_worker.alloc_memory_pool(
                 memory_pool_config=memory_pool_config,
@@ -166,7 +175,8 @@ class DFlashWorker(BaseSpecWorker):  # type: ignore[misc]  # sglang is untyped
         with draft_pp_context(), draft_tp_context(self.draft_parallel_layout):
             self._draft_worker.init_cuda_graphs(capture_decode_cuda_graph=capture)
 
-    # ---- one step ------------------------------------------------------------------------------------
+    # ---- one step
+    # ------------------------------------------------------------------------------------
 
     def forward_batch_generation(
         self,
@@ -184,23 +194,35 @@ class DFlashWorker(BaseSpecWorker):  # type: ignore[misc]  # sglang is untyped
             pp_proxy_tensors: unused; pipeline parallelism is refused at start.
         """
         if batch.forward_mode.is_extend():
-            return self._prefill(batch, on_publish)
+            return self._prefill(batch, on_publish, grammar_barrier)
         if batch.forward_mode.is_idle():
             return self._idle(on_publish)
         return self._decode(batch, on_publish, grammar_barrier)
 
-    def _prefill(self, batch: ScheduleBatch, on_publish: Publish | None) -> GenerationBatchResult:
-        """Prompt tokens (and the decode rows of a mixed batch) through the verifier, then into the drafter."""
+    def _prefill(
+        self,
+        batch: ScheduleBatch,
+        on_publish: Publish | None,
+        grammar_barrier: Callable[[], None] | None,
+    ) -> GenerationBatchResult:
+        """Run prompt tokens, and a mixed batch's decode rows, then give them to the drafter."""
         self._wait_for_fused_hicache_load(batch)
+        if batch.has_grammar and batch.forward_mode.is_mixed() and grammar_barrier is not None:
+            # The ordinary sampler masks the decode rows by their grammars as they stand.
+            grammar_barrier()
+        penalised = self._penalties.prepare_prefill(batch)
         result = self._target_worker.forward_batch_generation(
             batch, capture_hidden_mode=CaptureHiddenMode.FULL, return_kv_loc_plan=True
         )
         plan, result.kv_loc_plan = result.kv_loc_plan, None
         self._tp_sync.sync(SpecTpSyncSite.DFLASH_TARGET, result.next_token_ids)
+        if penalised is not None:
+            self._penalties.commit_prefill(penalised, result.next_token_ids)
         result.new_seq_lens = batch.seq_lens
         if on_publish is not None:
             on_publish(result.new_seq_lens)
-        # Before the scheduler can put the prefix into the radix tree: a hit must find draft KV as well.
+        # Before the scheduler can put the prefix into the radix tree: a hit must find draft KV as
+        # well.
         slots = plan.write_ids(self._draft_runner.kv_index_translator)
         self._context_kv.append(
             result.logits_output.hidden_states[: slots.shape[0]],  # less the padding rows
@@ -244,12 +266,14 @@ class DFlashWorker(BaseSpecWorker):  # type: ignore[misc]  # sglang is untyped
         block = self._next_block(batch)
         plan = self._plan_slots(batch, block)
         draft_ids = self._drafter.propose(batch, block, plan)
-        verified = self._verifier.verify(batch, draft_ids, block, plan, grammar_barrier)
-        self._tp_sync.sync(SpecTpSyncSite.DFLASH_ACCEPT_GREEDY, verified.target_ids)
+        penalised = self._penalties.rows_of(batch)
+        verified = self._verifier.verify(batch, draft_ids, block, plan, penalised, grammar_barrier)
+        # Ranks draw from their own generators: rank 0 decides.
+        self._tp_sync.sync(SpecTpSyncSite.DFLASH_ACCEPT_SAMPLE, verified.target_ids)
         accepted = accept_match(draft_ids, verified.target_ids, batch.seq_lens)
         if on_publish is not None:
             on_publish(accepted.new_seq_lens)
-        self._commit(batch, block, plan, verified, accepted)
+        self._commit(batch, block, plan, verified, accepted, penalised)
         return self._result(verified, accepted)
 
     def _next_block(self, batch: ScheduleBatch) -> Block:
@@ -280,8 +304,11 @@ class DFlashWorker(BaseSpecWorker):  # type: ignore[misc]  # sglang is untyped
         plan: KVLocPlan,
         verified: Verified,
         accepted: Acceptance,
+        penalised: PenalisedRows | None,
     ) -> None:
         """Bring the drafter's cache up to the committed length and score the committed tokens."""
+        if penalised is not None:
+            self._penalties.commit(penalised, accepted)
         if batch.return_logprob:
             compute_spec_logprobs(
                 batch,

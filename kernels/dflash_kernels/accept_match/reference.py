@@ -23,10 +23,10 @@ def accept_match(draft_ids: Tensor, target_ids: Tensor, prefix_lens: Tensor) -> 
 
         accept_len = max { n : y_{i-1} = d_i for all 1 <= i <= n }
 
-    and the committed tokens are y_0 .. y_{accept_len}: accepted drafts equal the verifier's tokens, and the
-    bonus is the verifier's token at the first mismatch. The rule is the same for greedy tokens and for
-    tokens sampled from the verifier, whose distribution it keeps: a draft is a point mass, and whether it
-    matches only decides how much of y is used, never what y is.
+    and the committed tokens are y_0 .. y_{accept_len}: accepted drafts equal the verifier's tokens,
+    and the bonus is the verifier's token at the first mismatch. The rule is the same for greedy
+    tokens and for tokens sampled from the verifier, whose distribution it keeps: a draft is a point
+    mass, and whether it matches only decides how much of y is used, never what y is.
 
     Args:
         draft_ids: [bs, width] int64, column 0 the anchor.
@@ -34,7 +34,8 @@ def accept_match(draft_ids: Tensor, target_ids: Tensor, prefix_lens: Tensor) -> 
         prefix_lens: [bs] int64, tokens in the KV cache before the verify.
 
     Returns:
-        The acceptance. `output_ids` is `target_ids`: what is committed is always the verifier's own token.
+        The acceptance. `output_ids` is `target_ids`: what is committed is always the verifier's own
+        token.
     """
     matches = (draft_ids[:, 1:] == target_ids[:, :-1]).to(torch.int32)
     accept_len = matches.cumprod(dim=1).sum(dim=1, dtype=torch.int32)

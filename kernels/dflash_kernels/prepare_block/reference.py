@@ -9,9 +9,9 @@ from torch import Tensor
 class Block(NamedTuple):
     """One block a request: the anchor, then the positions to draft.
 
-                     committed prefix          block
-        position   0 ........ prefix-1 | prefix  prefix+1 ... prefix+D-1
-        token id   (in the KV cache)   | anchor  mask     ... mask
+                 committed prefix          block
+    position   0 ........ prefix-1 | prefix  prefix+1 ... prefix+D-1
+    token id   (in the KV cache)   | anchor  mask     ... mask
     """
 
     ids: Tensor  # [bs, block_size] int64, column 0 is the anchor, the rest the mask token
@@ -34,8 +34,8 @@ def prepare_block(
         anchor_ids: [bs] int64, the last committed token of each request; not yet in the KV cache.
         prefix_lens: [bs] int64, tokens in the KV cache; also the anchor's position.
         req_pool_indices: [bs] int64, rows of `req_to_token`.
-        req_to_token: [rows, width] int32, KV slot of each position of each request. The scheduler has
-            reserved slots for positions up to ``prefix + block_size - 1``.
+        req_to_token: [rows, width] int32, KV slot of each position of each request. The scheduler
+            has reserved slots for positions up to ``prefix + block_size - 1``.
         block_size: D, the anchor included.
         mask_token_id: id that stands for "to be drafted".
 

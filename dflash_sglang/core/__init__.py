@@ -1,0 +1,1 @@
+"""The method itself, in plain torch: nothing here knows SGLang."""
