@@ -26,7 +26,8 @@ def register() -> None:
         )
         return
     from dflash_sglang import cpu
-    from dflash_sglang.host import hooks
+    from dflash_sglang.host import flags, hooks
 
     cpu.register_choices()
+    flags.install()
     hooks.install()

@@ -7,10 +7,13 @@ import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from sglang.srt.arg_groups.model_override_base import resolving_view
 from sglang.srt.plugins.hook_registry import HookRegistry, HookSource, HookType
 
 from dflash_sglang.config import WORKER_VARIABLE, WorkerChoice, read_config
 from dflash_sglang.errors import ContractError
+from dflash_sglang.host.flags import pair_report
+from dflash_sglang.model.pair import PairReport, Server
 
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import Req
@@ -43,7 +46,9 @@ def create_worker(
     """
     if not algorithm.is_dflash():
         return original(algorithm, server_args)
-    reason = _reason_for_builtin()
+    report = pair_report(resolving_view(server_args))
+    report.raise_if_bad()
+    reason = _reason_for_builtin(report)
     if reason is not None:
         logger.warning("DFLASH is served by SGLang's own worker: %s.", reason)
         return original(algorithm, server_args)
@@ -53,9 +58,14 @@ def create_worker(
     return DFlashWorker
 
 
-def _reason_for_builtin() -> str | None:
+def _reason_for_builtin(report: PairReport) -> str | None:
     if read_config(os.environ).worker is WorkerChoice.BUILTIN:
         return f"{WORKER_VARIABLE} is {WorkerChoice.BUILTIN.value}"
+    # Without a layout the checkpoint could not be found to read; SGLang has loaded it all the same.
+    if report.layout is not None and report.layout.server is not Server.OURS:
+        return (
+            f"the draft checkpoint is a {report.layout.value} head, ours serves plain DFlash heads"
+        )
     return None
 
 

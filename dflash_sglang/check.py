@@ -1,0 +1,239 @@
+"""`python -m dflash_sglang.check`: will our worker serve here, and does this pair fit?
+
+Answers without starting a server. SGLang is not imported (its sources are parsed) and no weight is
+read; torch is imported only where the machine may have an accelerator. docs/check.md describes the
+JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import json
+import os
+import platform
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import dflash_sglang
+from dflash_sglang.config import WORKER_VARIABLE, WorkerChoice, read_config
+from dflash_sglang.errors import ConfigError
+from dflash_sglang.host.contract import (
+    CPU_NAMES,
+    HOST_NAMES,
+    SGLANG_VERSION,
+    installed_version,
+    verify_contract,
+)
+from dflash_sglang.model.pair import PairReport, Server, check_pair
+
+SCHEMA = 1
+_PLUGIN_GROUP, _PLUGIN = "sglang.srt.plugins", "dflash"
+_CPU = "dflash_cpu"
+_SWITCHES = frozenset({"SGLANG_USE_CPU_ENGINE", "SGLANG_PLATFORM"})
+_DEV = Path("/dev")
+# CUDA (native, WSL), ROCm, XPU, NPU, MUSA.
+_DEVICES = ("nvidia*", "dxg", "kfd", "dri", "davinci*", "mthreads*")
+
+
+@dataclass(frozen=True)
+class Contract:
+    """Whether the installed SGLang offers what we rely on."""
+
+    ok: bool
+    checked: int  # names looked up
+    mismatches: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One verdict with its reason."""
+
+    name: str | None  # what was decided; None: nothing can
+    reason: str
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Everything the command says."""
+
+    sglang: str | None  # installed version
+    contract: Contract
+    plugin: Answer  # "active" or None
+    platform: Answer  # "dflash_cpu", an accelerator, or None
+    worker: Answer  # a Server, or None
+    pair: PairReport | None
+
+    @property
+    def ok(self) -> bool:
+        """Whether DFLASH can be served as asked; the exit code."""
+        return self.worker.name is not None and (self.pair is None or self.pair.ok)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The verdict as plain JSON types."""
+        return {
+            "schema": SCHEMA,
+            "ok": self.ok,
+            "dflash_sglang": dflash_sglang.__version__,
+            "python": platform.python_version(),
+            "sglang": {"installed": self.sglang, "supported": SGLANG_VERSION},
+            "contract": asdict(self.contract),
+            "plugin": asdict(self.plugin),
+            "platform": asdict(self.platform),
+            "worker": asdict(self.worker),
+            "pair": None if self.pair is None else self.pair.as_dict(),
+        }
+
+
+def examine(environment: Mapping[str, str], pair: PairReport | None) -> Verdict:
+    """Judge this installation, and the pair where one is given.
+
+    Args:
+        environment: the process environment.
+        pair: outcome of the pair check.
+    """
+    found_platform = _platform(environment)
+    contract = _contract(with_cpu=found_platform.name == _CPU)
+    plugin = _plugin(environment, contract)
+    return Verdict(
+        sglang=installed_version(),
+        contract=contract,
+        plugin=plugin,
+        platform=found_platform,
+        worker=_worker(environment, plugin, found_platform, pair),
+        pair=pair,
+    )
+
+
+def _contract(*, with_cpu: bool) -> Contract:
+    names = HOST_NAMES + (CPU_NAMES if with_cpu else ())
+    mismatches = tuple(str(mismatch) for mismatch in verify_contract(names))
+    return Contract(ok=not mismatches, checked=len(names), mismatches=mismatches)
+
+
+def _platform(environment: Mapping[str, str]) -> Answer:
+    if not _has_accelerator_device() and not _SWITCHES.intersection(environment):
+        return Answer(_CPU, "no accelerator: the CPU platform of this package serves")
+    # Late: it imports torch, which takes seconds.
+    from dflash_sglang.cpu.activation import find_accelerator, inactive_reason
+
+    accelerator = find_accelerator()
+    reason = inactive_reason(environment, lambda: accelerator)
+    if reason is None:
+        return Answer(_CPU, "no accelerator: the CPU platform of this package serves")
+    return Answer(accelerator, f"the CPU platform of this package stays inactive: {reason}")
+
+
+def _has_accelerator_device() -> bool:
+    """Whether torch could find an accelerator; without a device node it cannot."""
+    return sys.platform != "linux" or any(any(_DEV.glob(kind)) for kind in _DEVICES)
+
+
+def _plugin(environment: Mapping[str, str], contract: Contract) -> Answer:
+    """Whether SGLang will run our plugin, by the rules of its `load_plugins`."""
+    entry_points = importlib.metadata.entry_points(group=_PLUGIN_GROUP)
+    if _PLUGIN not in entry_points.names:
+        return Answer(None, "dflash_sglang is not installed: pip install it beside sglang")
+    allowed = [name.strip() for name in environment.get("SGLANG_PLUGINS", "").split(",")]
+    if any(allowed) and _PLUGIN not in allowed:
+        return Answer(None, f"SGLANG_PLUGINS={environment['SGLANG_PLUGINS']} leaves {_PLUGIN} out")
+    selected = environment.get("SGLANG_PLATFORM", "")
+    if selected not in ("", _CPU):
+        # SGLang then skips every plugin of a package that has a platform of another name.
+        return Answer(None, f"SGLANG_PLATFORM={selected} makes SGLang skip this package")
+    if not contract.ok:
+        return Answer(None, f"the contract with SGLang does not hold: {contract.mismatches[0]}")
+    return Answer("active", "installed, and the contract with SGLang holds")
+
+
+def _worker(
+    environment: Mapping[str, str], plugin: Answer, found: Answer, pair: PairReport | None
+) -> Answer:
+    if found.name is None:
+        return Answer(None, f"nothing to serve DFLASH on: {found.reason}")
+    if plugin.name is None:
+        if found.name == _CPU:
+            return Answer(None, f"DFLASH needs this package on a CPU: {plugin.reason}")
+        return Answer(Server.SGLANG, plugin.reason)
+    if read_config(environment).worker is WorkerChoice.BUILTIN:
+        return Answer(Server.SGLANG, f"{WORKER_VARIABLE}={WorkerChoice.BUILTIN.value}")
+    if pair is None or pair.layout is None:
+        return Answer(Server.OURS, "for plain DFlash heads; other heads go to SGLang's own worker")
+    if pair.layout.server is Server.NOBODY:
+        return Answer(None, f"the drafter is a {pair.layout.value} head")
+    return Answer(pair.layout.server, f"the drafter is a {pair.layout.value} head")
+
+
+def render(verdict: Verdict) -> str:
+    """The verdict as text."""
+    contract = verdict.contract
+    lines = [
+        f"sglang     {verdict.sglang or 'not installed'} (made for {SGLANG_VERSION})",
+        f"contract   {'holds' if contract.ok else 'broken'}, {contract.checked} names checked",
+        *(f"           {mismatch}" for mismatch in contract.mismatches),
+        f"plugin     {verdict.plugin.name or 'inactive'}: {verdict.plugin.reason}",
+        f"platform   {verdict.platform.name or 'none'}: {verdict.platform.reason}",
+        f"worker     {verdict.worker.name or 'none'}: {verdict.worker.reason}",
+    ]
+    if verdict.pair is not None:
+        lines += _render_pair(verdict.pair)
+    return "\n".join([*lines, "", "OK" if verdict.ok else "NOT OK"])
+
+
+def _render_pair(pair: PairReport) -> list[str]:
+    layout = "unreadable" if pair.layout is None else pair.layout.value
+    lines = [f"pair       {layout} head {pair.drafter} for {pair.verifier}"]
+    for finding in pair.findings:
+        lines += [
+            f"  {finding.severity.value}: {finding.message} [{finding.code}]",
+            f"    given: {finding.given}",
+            f"    do:    {finding.fix}",
+        ]
+    lines += [f"  not checked: {text}" for text in pair.unchecked]
+    return lines if pair.findings or pair.unchecked else [*lines, "  fits"]
+
+
+def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m dflash_sglang.check", description=__doc__)
+    parser.add_argument("--model-path", help="verifier: local folder or hub name")
+    parser.add_argument("--speculative-draft-model-path", help="drafter: local folder or hub name")
+    parser.add_argument(
+        "--speculative-dflash-block-size", type=int, help="default: the trained one"
+    )
+    parser.add_argument("--tp-size", type=int, default=1)
+    parser.add_argument("--json", action="store_true", help="print the verdict as JSON")
+    arguments = parser.parse_args(argv)
+    if (arguments.model_path is None) != (arguments.speculative_draft_model_path is None):
+        parser.error("--model-path and --speculative-draft-model-path go together")
+    return arguments
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command.
+
+    Returns:
+        0 when DFLASH can be served as asked, else 1.
+    """
+    arguments = _arguments(argv)
+    pair = None
+    if arguments.model_path is not None:
+        pair = check_pair(
+            arguments.model_path,
+            arguments.speculative_draft_model_path,
+            arguments.speculative_dflash_block_size,
+            tp_size=arguments.tp_size,
+        )
+    try:
+        verdict = examine(os.environ, pair)
+    except ConfigError as problem:
+        print(problem, file=sys.stderr)
+        return 1
+    print(json.dumps(verdict.as_dict(), indent=2) if arguments.json else render(verdict))
+    return 0 if verdict.ok else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""The plain DFlash draft head in pure torch: checkpoint format and readable reference."""
