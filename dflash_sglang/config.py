@@ -8,6 +8,8 @@ from enum import Enum
 
 from dflash_sglang.errors import ConfigError
 
+# How our worker announces itself in the server's log; scripts tell it from SGLang's own by this.
+READY = "DFLASH worker of dflash_sglang ready"
 WORKER_VARIABLE = "DFLASH_SGLANG_WORKER"
 
 

@@ -237,6 +237,39 @@ HOST_NAMES: tuple[Name, ...] = (
         ("batch", "logits_output", "predict", "accept_index", "chain_stride"),
         "logprobs of committed tokens",
     ),
+    Name(f"{_S}.constrained.base_grammar_backend:GrammarMask.apply", ("logits",), "grammars"),
+    Name(f"{_S}.model_executor.model_runner:ModelRunner.sampler", None, "drawing target tokens"),
+    Name(
+        f"{_S}.layers.sampler:Sampler.forward",
+        (
+            "logits_output",
+            "sampling_info",
+            "return_logprob",
+            "top_logprobs_nums",
+            "token_ids_logprobs",
+            "positions",
+        ),
+        "drawing target tokens",
+    ),
+    *(
+        Name(f"{_S}.sampling.sampling_batch_info:SamplingBatchInfo.{field}", None, "sampling rules")
+        for field in (
+            "temperatures",
+            "top_ps",
+            "top_ks",
+            "min_ps",
+            "is_all_greedy",
+            "sampling_seed",
+            "logit_bias",
+            "grammars",
+            "grammar_mask",
+            "acc_additive_penalties",
+            "acc_scaling_penalties",
+            "has_custom_logit_processor",
+            "custom_logit_processor",
+            "custom_params",
+        )
+    ),
     Name(
         f"{_S}.speculative.spec_utils:GrammarTree.from_linear_chain", ("verify_ids_2d",), "grammars"
     ),

@@ -28,6 +28,7 @@ from sglang.srt.speculative.spec_utils import draft_pp_context, draft_tp_context
 from sglang.srt.utils.common import async_h2d
 from torch import Tensor
 
+from dflash_sglang.config import READY
 from dflash_sglang.host.context_kv import ContextKV
 from dflash_sglang.host.draft import Drafter
 from dflash_sglang.host.draft_state import DraftState
@@ -91,8 +92,8 @@ class DFlashWorker(BaseSpecWorker):
         )
         if get_parallel().tp_rank == 0:
             logger.info(
-                "DFLASH is served by dflash_sglang: block_size=%d, mask_token_id=%d, "
-                "draft_window_size=%s.",
+                "%s: block_size=%d, mask_token_id=%d, draft_window_size=%s.",
+                READY,
                 self.block_size,
                 self._mask_token_id,
                 get_spec().speculative_draft_window_size,

@@ -3,8 +3,8 @@
 Read from the wheel; tests/model/test_pair_wheel.py compares the tables with its sources.
 """
 
-# Its class has `set_dflash_layers_to_capture`, its own or an inherited one; MiniCPM-V hands the call
-# on to the class of its version.
+# Its class has `set_dflash_layers_to_capture`, its own or an inherited one; MiniCPM-V hands the
+# call on to the class of its version.
 CAPTURING_ARCHITECTURES = frozenset(
     {
         "BeamForCausalLM",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 from dflash_sglang.model.checkpoint import FULL, SLIDING
 from dflash_sglang.model.pair.report import Finding, error, warning
@@ -42,12 +43,40 @@ def heads(pair: Pair) -> Iterator[Finding]:
 
 def rotary(pair: Pair) -> Iterator[Finding]:
     """How much of a head is rotated, and by which base, must be what the head was trained with."""
-    draft, dim = pair.draft, pair.draft_int("head_dim")
-    rope = draft.get("rope_parameters") or draft.get("rope_scaling") or {}
-    rope = rope if isinstance(rope, Mapping) else {}
-    width = as_int(rope.get("rope_dim"))
-    factor = draft.get("partial_rotary_factor", rope.get("partial_rotary_factor", 1.0))
-    if width is None and factor != 1.0:
+    rope = pair.draft.get("rope_parameters") or pair.draft.get("rope_scaling") or {}
+    if not isinstance(rope, Mapping):
+        yield error(
+            "rope_parameters",
+            "the drafter's rotary settings must be an object",
+            f"rope_parameters {rope!r}",
+            "Correct the drafter's config.json.",
+        )
+        return
+    yield from _rotated_width(pair, rope)
+    yield from _rotary_base(pair)
+    if "mrope_section" in rope and "rope_dim" not in rope:
+        yield warning(
+            "mrope",
+            "the drafter carries the verifier's multimodal rotary sections, but only ever sees "
+            "plain positions",
+            f"mrope_section {rope['mrope_section']}",
+            "Remove mrope_section from the drafter's rope_parameters.",
+        )
+
+
+def _rotated_width(pair: Pair, rope: Mapping[str, Any]) -> Iterator[Finding]:
+    dim = pair.draft_int("head_dim")
+    factor = pair.draft.get("partial_rotary_factor", rope.get("partial_rotary_factor", 1.0))
+    if "rope_dim" in rope:
+        width = as_int(rope["rope_dim"])
+        if width is None or width < 1 or width % 2 or (dim is not None and width > dim):
+            yield error(
+                "rotary_dim",
+                "the rotated width does not fit the head",
+                f"rope_dim {rope['rope_dim']!r}, head_dim {dim}",
+                "Correct rope_parameters.rope_dim: even, at most head_dim.",
+            )
+    elif factor != 1.0:
         yield error(
             "rotary_dim",
             "the drafter carries partial_rotary_factor, which transformers ignores when it trains "
@@ -56,14 +85,10 @@ def rotary(pair: Pair) -> Iterator[Finding]:
             "Say the trained width: set rope_parameters.rope_dim (head_dim where the whole head "
             "was rotated) and remove partial_rotary_factor.",
         )
-    if width is not None and dim is not None and (not 0 < width <= dim or width % 2):
-        yield error(
-            "rotary_dim",
-            "the rotated width does not fit the head",
-            f"rope_dim {width}, head_dim {dim}",
-            "Correct rope_parameters.rope_dim: even, at most head_dim.",
-        )
-    base, verifier = rope_theta(draft), pair.verifier.rope_theta
+
+
+def _rotary_base(pair: Pair) -> Iterator[Finding]:
+    base, verifier = rope_theta(pair.draft), pair.verifier.rope_theta
     if base is None:
         yield error(
             "rope_theta",
@@ -76,16 +101,7 @@ def rotary(pair: Pair) -> Iterator[Finding]:
             "rope_theta",
             "drafter and verifier rotate by different bases",
             f"rope_theta {base:g}, verifier {verifier:g}",
-            "Nothing to do when the head was trained so; published heads share the verifier's "
-            "base.",
-        )
-    if "mrope_section" in rope and width is None:
-        yield warning(
-            "mrope",
-            "the drafter carries the verifier's multimodal rotary sections, but only ever sees "
-            "plain positions",
-            f"mrope_section {rope['mrope_section']}",
-            "Remove mrope_section from the drafter's rope_parameters.",
+            "Nothing to do when the head was trained so; published heads share the base.",
         )
 
 
@@ -104,7 +120,11 @@ def layer_kinds(pair: Pair) -> Iterator[Finding]:
                 f"Add layer_types, one of {FULL} or {SLIDING} a layer.",
             )
         return
-    if not isinstance(kinds, list) or len(kinds) != layers or set(kinds) - {FULL, SLIDING}:
+    if (
+        not isinstance(kinds, list)
+        or len(kinds) != layers
+        or not all(kind in (FULL, SLIDING) for kind in kinds)
+    ):
         yield error(
             "layer_types",
             f"layer_types must name every draft layer as {FULL} or {SLIDING}",

@@ -104,17 +104,22 @@ def taps(pair: Pair) -> Iterator[Finding]:
 
 def target_depth(pair: Pair) -> Iterator[Finding]:
     """`num_target_layers` tells which verifier a head was trained for."""
-    trained, layers = pair.draft_int("num_target_layers"), pair.verifier.num_layers
-    if (
-        trained is None
-        or layers is None
-        or trained in (layers, layers + pair.verifier.num_mtp_layers)
-    ):
+    stated, layers = setting(pair.draft, "num_target_layers"), pair.verifier.num_layers
+    trained = as_int(stated)
+    if stated is not None and trained is None:
+        yield error(
+            "target_depth",
+            "num_target_layers must be a number of layers",
+            f"num_target_layers {stated!r}",
+            "Correct the drafter's config.json.",
+        )
+    if trained is None or layers is None:
+        return
+    # Some heads count the prediction layers behind the stack, which not every verifier declares.
+    if trained in (layers, layers + pair.verifier.num_mtp_layers):
         return
     given = f"num_target_layers {trained}, verifier of {layers} layers"
-    if (
-        trained == layers + 1
-    ):  # published heads that count a prediction layer the configuration hides
+    if trained == layers + 1:
         yield warning(
             "target_depth",
             "the drafter was trained for one layer more than the verifier has",

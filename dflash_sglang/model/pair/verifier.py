@@ -170,16 +170,19 @@ def _tokens(folder: Path) -> tuple[dict[int, str] | None, dict[int, str]]:
     if not file.is_file():
         return None, {}
     content = read_json(file)
+    listed, model = content.get("added_tokens") or [], content.get("model")
+    if not isinstance(listed, list) or not isinstance(model, dict):
+        raise CheckpointError(f"{file} is not a tokenizer of the tokenizers library")
     added = {
-        token["id"]: token.get("content", "")
-        for token in content.get("added_tokens") or []
+        token["id"]: str(token.get("content", ""))
+        for token in listed
         if isinstance(token, dict) and isinstance(token.get("id"), int)
     }
-    vocabulary = (content.get("model") or {}).get("vocab")
+    vocabulary = model.get("vocab")
     if isinstance(vocabulary, dict):  # BPE, WordPiece, WordLevel: text -> id
         return {i: text for text, i in vocabulary.items() if i not in added}, added
     if isinstance(vocabulary, list):  # Unigram: [text, score] in order of the ids
-        return {i: str(entry[0]) for i, entry in enumerate(vocabulary) if i not in added}, added
+        return {i: str(entry) for i, entry in enumerate(vocabulary) if i not in added}, added
     return None, added
 
 

@@ -1,0 +1,119 @@
+"""Whether the fused decoder may replace a loaded model's forward, and putting it there.
+
+``SRTPlatform.post_load_model`` is where SGLang lets a platform change a model in place. A model
+that is not exactly what the fused decoder computes keeps SGLang's forward, with one log line that
+says why.
+"""
+
+from __future__ import annotations
+
+import logging
+import types
+from collections.abc import Iterator
+from typing import Any
+
+from sglang.srt.layers.activation import SiluAndMul
+from sglang.srt.layers.moe.fused_moe_triton.layer import FusedMoE
+from sglang.srt.models.dflash import DFlashDraftModel
+from sglang.srt.models.qwen3_moe import Qwen3MoeForCausalLM
+from sglang.srt.runtime_context import get_exec, get_lora, get_parallel
+from torch import nn
+
+from dflash_sglang.cpu.decoder import drafter_forward, expert_mlp, qwen3_moe_forward
+from dflash_sglang.cpu.moe_choice import forms_for
+from dflash_sglang.cpu.plain import (
+    is_plain_experts,
+    is_plain_linear,
+    is_plain_norm,
+    is_plain_rotary,
+    is_plain_router,
+)
+
+logger = logging.getLogger(__name__)
+
+
+def prepare_experts(model: nn.Module) -> None:
+    """Lay the experts out for the batched form, and measure which form to run.
+
+    A down projection keeps its shape [experts, dim, width] and is stored [experts, width, dim]:
+    those of all experts then are one matrix, without a second copy.
+
+    Args:
+        model: the model just loaded; its plain experts are changed in place.
+    """
+    for experts in model.modules():
+        if isinstance(experts, FusedMoE) and is_plain_experts(experts):
+            down = experts.w2_weight.data.transpose(1, 2).contiguous()
+            experts.w2_weight.data = down.transpose(1, 2)
+            forms_for(experts.w13_weight, down, experts.moe_runner_config.top_k)
+
+
+def install_decoder(model: nn.Module) -> None:
+    """Replace the forward of a model that the fused decoder computes.
+
+    Args:
+        model: the model just loaded; changed in place when it qualifies.
+    """
+    name = type(model).__name__
+    if type(model) not in (Qwen3MoeForCausalLM, DFlashDraftModel):
+        logger.info("CPU platform: %s keeps SGLang's own forward", name)
+        return
+    reason = next(_obstacles(model), None)
+    if reason:
+        logger.info("CPU platform: %s keeps SGLang's own forward: %s", name, reason)
+        return
+    if type(model) is DFlashDraftModel:
+        model.forward = types.MethodType(drafter_forward, model)
+    else:
+        stack: Any = model.model
+        first = stack.layers[0].mlp.experts
+        down = first.w2_weight.transpose(1, 2)
+        forms = forms_for(first.w13_weight, down, first.moe_runner_config.top_k)
+        logger.info("CPU platform: experts run %s (tokens)", forms)
+        stack.forward = types.MethodType(qwen3_moe_forward(expert_mlp(forms)), stack)
+    logger.info("CPU platform: %s runs the fused decoder", name)
+
+
+def _obstacles(model: Any) -> Iterator[str]:
+    """What keeps SGLang's forward in place, if anything."""
+    parallel, exec_ = get_parallel(), get_exec()
+    if max(parallel.tp_size, parallel.pp_size, parallel.attn_dp_size) > 1:
+        yield "it is split over several ranks"
+    if get_lora().enable_lora:
+        yield "LoRA is on"
+    if exec_.moe.enable_eplb or exec_.moe.expert_distribution_recorder_mode:
+        yield "experts are moved or their use recorded"
+    if exec_.features.enable_return_routed_experts:
+        yield "routed experts are returned"
+    if type(model) is DFlashDraftModel:
+        for layer in model.layers:
+            yield from _layer_obstacles(layer)
+            yield from _dense_obstacles(layer)
+    else:
+        for layer in model.model.layers:
+            yield from _layer_obstacles(layer)
+            if not (is_plain_experts(layer.mlp.experts) and is_plain_router(layer.mlp.topk)):
+                yield "its experts or its router are not the plain ones"
+
+
+def _layer_obstacles(layer: Any) -> Iterator[str]:
+    block = layer.self_attn
+    if not (is_plain_linear(block.qkv_proj) and is_plain_linear(block.o_proj)):
+        yield "its attention is quantised"
+    norms = (layer.input_layernorm, layer.post_attention_layernorm, block.q_norm, block.k_norm)
+    if not all(is_plain_norm(norm) for norm in norms):
+        yield "a norm is not a plain RMS norm"
+    if not is_plain_rotary(block.rotary_emb):
+        yield "its rotary embedding is not the plain one over the whole head"
+
+
+def _dense_obstacles(layer: Any) -> Iterator[str]:
+    block, mlp = layer.self_attn, layer.mlp
+    if block.v_scale is not None or block.attention_sink_bias is not None:
+        yield "its attention scales values or has sinks"
+    if not (is_plain_linear(mlp.gate_up_proj) and is_plain_linear(mlp.down_proj)):
+        yield "its MLP is quantised"
+    if type(mlp.act_fn) is not SiluAndMul:
+        yield "its MLP is not gated by SiLU"
+    if layer.attention_conv is not None or layer.mlp_conv is not None:
+        yield "it convolves over the block"

@@ -1,0 +1,105 @@
+"""The hooks on SGLang that no extension point covers, and the proof that they are in place."""
+
+from __future__ import annotations
+
+import pkgutil
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from sglang.srt.mem_cache.allocation import get_last_loc_torch
+from sglang.srt.plugins.hook_registry import HookRegistry, HookSource, HookType
+
+from dflash_sglang.cpu.allocation import assign_slots
+from dflash_sglang.errors import PlatformError
+
+SOURCE = HookSource(plugin_name="dflash_cpu", dist_name="dflash-sglang")
+
+
+class Hook(NamedTuple):
+    """One hook on one SGLang function."""
+
+    target: str  # dotted path
+    hook: Callable[..., Any]
+    kind: HookType
+    why: str
+
+
+def keep_embedding_dtype(
+    kwargs: dict[str, Any], runner: Any, forward_batch: Any, *_: Any, **__: Any
+) -> dict[str, Any]:
+    """Hand the drafter its embeddings in the model's dtype; SGLang casts them to bfloat16."""
+    if forward_batch.input_embeds is not None and forward_batch.replace_embeds is None:
+        kwargs["input_embeds"] = forward_batch.input_embeds.to(runner.dtype)
+    return kwargs
+
+
+HOOKS = (
+    Hook(
+        "sglang.srt.mem_cache.allocation.assign_req_to_token_pool_func",
+        assign_slots,
+        HookType.REPLACE,
+        "speculative decoding writes its slots with a Triton kernel",
+    ),
+    Hook(
+        "sglang.srt.mem_cache.allocation.get_last_loc",
+        get_last_loc_torch,
+        HookType.REPLACE,
+        "pages above 1 look their last slot up in Triton unless the backend is called torch_native",
+    ),
+    Hook(
+        "sglang.srt.model_executor.model_runner.ModelRunner._extend_forward_kwargs",
+        keep_embedding_dtype,
+        HookType.AFTER,
+        "a float32 drafter gets bfloat16 embeddings",
+    ),
+)
+
+
+def apply_hooks(hooks: tuple[Hook, ...] = HOOKS) -> None:
+    """Put the hooks in place and check that they are.
+
+    Args:
+        hooks: what to apply.
+
+    Raises:
+        PlatformError: SGLang did not apply one; it only logs that, and would go on to launch a
+            Triton kernel.
+    """
+    before = {hook.target: pkgutil.resolve_name(_colon(hook.target)) for hook in hooks}
+    for hook in hooks:
+        HookRegistry.register(hook.target, hook.hook, hook.kind, source=SOURCE)
+    HookRegistry.apply_hooks()
+    missing = [hook.target for hook in hooks if not is_applied(hook.target, before[hook.target])]
+    if missing:
+        raise PlatformError(
+            f"SGLang did not apply the hook on {', '.join(missing)}; its log has the reason"
+        )
+
+
+def is_applied(target: str, original: Any) -> bool:
+    """Whether a target is now a wrapper around what it was.
+
+    Args:
+        target: dotted path of the target.
+        original: what the path named before.
+
+    Returns:
+        True when the path names something else that says it wraps the original.
+    """
+    current = pkgutil.resolve_name(_colon(target))
+    while current is not original:
+        inner = getattr(current, "__wrapped__", None)
+        if inner is None:
+            return False
+        if inner is original:
+            return True
+        current = inner
+    return False
+
+
+def _colon(target: str) -> str:
+    """``package.module.Class.attribute`` as ``package.module:Class.attribute``."""
+    parts = target.split(".")
+    in_class = (i for i, part in enumerate(parts) if part[:1].isupper())
+    split = next(in_class, len(parts) - 1)
+    return f"{'.'.join(parts[:split])}:{'.'.join(parts[split:])}"

@@ -1,0 +1,52 @@
+"""The KV pool without its GPU parts."""
+
+from __future__ import annotations
+
+import torch
+from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool, move_kv_cache_native
+from torch import Tensor
+
+
+class CpuKVPool(MHATokenToKVPool):
+    """SGLang's pool, storing a layer's keys and values as one tensor and written by torch.
+
+    ``kv_pair(layer)[0]`` and ``[1]`` are the pool's own key and value buffers of the layer; holding
+    the two together lets attention gather both with one call.
+    """
+
+    _pairs: list[Tensor]  # per layer [2, slots, kv_heads, dim]
+
+    def _create_buffers_normal(self) -> None:
+        shape, value_shape = self._kv_buffer_shapes()
+        assert shape == value_shape, (
+            "models with value heads of another width are refused when they load"
+        )
+        self._pairs = [
+            torch.zeros((2, *shape), dtype=self.store_dtype, device=self.device)
+            for _ in range(self.layer_num)
+        ]
+        self.k_buffer = [pair[0] for pair in self._pairs]
+        self.v_buffer = [pair[1] for pair in self._pairs]
+
+    def kv_pair(self, layer_id: int) -> Tensor:
+        """Keys and values of a layer.
+
+        Args:
+            layer_id: the model's number of the layer.
+
+        Returns:
+            [2, slots, kv_heads, dim]; slot 0 takes the writes of padding.
+        """
+        return self._pairs[layer_id - self.start_layer]
+
+    def _init_kv_copy_and_warmup(self) -> None:
+        self._kv_copy_config = None  # the in-tree warm-up launches a Triton kernel
+
+    def _move_kv_cache_impl(self, tgt_loc: Tensor, src_loc: Tensor) -> None:
+        move_kv_cache_native(self.k_buffer, self.v_buffer, tgt_loc, src_loc)
+
+    def _store_kv_layer(
+        self, layer_idx: int, loc: Tensor, cache_k: Tensor, cache_v: Tensor
+    ) -> None:
+        self.k_buffer[layer_idx].index_copy_(0, loc, cache_k)
+        self.v_buffer[layer_idx].index_copy_(0, loc, cache_v)

@@ -1,0 +1,113 @@
+"""Forwards for SGLang's fused ops, registered under the platform's dispatch key.
+
+``BaseFusedOp.register_oot_forward`` is SGLang's own door for a platform's ops: a registered forward
+is used for exactly that class, and only while this platform is the active one. These serve the
+models that keep SGLang's forward, and the parts of a worker that call a single norm or rotation.
+Whatever a forward does not cover goes to the op's native torch form.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from sglang.kernels.fused_op import BaseFusedOp
+from sglang.srt.layers.layernorm import RMSNorm
+from sglang.srt.layers.moe.token_dispatcher import StandardCombineInput
+from sglang.srt.layers.quantization.unquant import UnquantizedFusedMoEMethod
+from sglang.srt.layers.rotary_embedding import RotaryEmbedding
+from torch import Tensor
+
+from dflash_sglang.cpu.layers import rms_norm, rotary_tables, rotate
+from dflash_sglang.cpu.moe_choice import forms_for
+from dflash_sglang.cpu.plain import is_plain_experts, is_plain_norm, is_plain_rotary
+
+
+def register_ops(dispatch_key: str) -> None:
+    """Register the forwards of this module.
+
+    Args:
+        dispatch_key: the platform's ``get_dispatch_key_name``.
+    """
+    BaseFusedOp.register_oot_forward(RMSNorm, norm_forward, dispatch_key)
+    BaseFusedOp.register_oot_forward(RotaryEmbedding, rotary_forward, dispatch_key)
+    BaseFusedOp.register_oot_forward(UnquantizedFusedMoEMethod, experts_forward, dispatch_key)
+
+
+def norm_forward(
+    norm: RMSNorm,
+    x: Tensor,
+    residual: Tensor | None = None,
+    post_residual_addition: Tensor | None = None,
+    quant_linear: Any = None,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """``RMSNorm.forward``: the norm of x, or of x + residual together with that sum.
+
+    Args:
+        norm: the module.
+        x: [..., dim].
+        residual: as x; added to it first.
+        post_residual_addition: as x; added too.
+        quant_linear: unused, as in the native form.
+
+    Returns:
+        The normed tensor, and with a residual the sum.
+    """
+    if not is_plain_norm(norm) or x.dtype != torch.float32 or post_residual_addition is not None:
+        return norm.forward_native(x, residual, post_residual_addition)
+    if residual is None:
+        return rms_norm(x, norm.weight, norm.variance_epsilon)
+    total = x + residual
+    return rms_norm(total, norm.weight, norm.variance_epsilon), total
+
+
+def rotary_forward(
+    rotary: RotaryEmbedding,
+    positions: Tensor,
+    query: Tensor,
+    key: Tensor,
+    offsets: Tensor | None = None,
+    fused_set_kv_buffer_arg: None = None,
+) -> tuple[Tensor, Tensor]:
+    """``RotaryEmbedding.forward``: queries and keys rotated by their positions.
+
+    Args:
+        rotary: the module.
+        positions: [tokens] int.
+        query: [tokens, heads * dim] or [tokens, heads, dim].
+        key: as ``query``, with the key heads.
+        offsets: added to the positions.
+        fused_set_kv_buffer_arg: kernels only; None here.
+
+    Returns:
+        The rotated queries and keys, of the shapes given.
+    """
+    if not is_plain_rotary(rotary) or offsets is not None or not positions.numel():
+        return rotary.forward_native(positions, query, key, offsets, fused_set_kv_buffer_arg)
+    tables = rotary_tables(rotary.cos_sin_cache, positions.flatten())
+    heads = (x.reshape(x.shape[0], x[0].numel() // rotary.head_size, -1) for x in (query, key))
+    rotated_query, rotated_key = (rotate(x, tables) for x in heads)
+    return rotated_query.view(query.shape), rotated_key.view(key.shape)
+
+
+def experts_forward(
+    method: UnquantizedFusedMoEMethod, layer: Any, dispatch_output: Any
+) -> StandardCombineInput:
+    """``UnquantizedFusedMoEMethod.forward``: routed experts, in the form measured to be fastest.
+
+    Args:
+        method: the layer's method object.
+        layer: the ``FusedMoE`` module.
+        dispatch_output: hidden states [tokens, dim] and the router's choice.
+
+    Returns:
+        The combined outputs [tokens, dim].
+    """
+    if not is_plain_experts(layer):
+        return method.forward_cpu(layer, dispatch_output)
+    weights, ids, _ = dispatch_output.topk_output
+    down = layer.w2_weight.transpose(1, 2)
+    hidden = dispatch_output.hidden_states
+    form = forms_for(layer.w13_weight, down, ids.shape[1]).form(hidden.shape[0])
+    out = form(hidden, layer.w13_weight, down, ids, weights)
+    return StandardCombineInput(hidden_states=out)

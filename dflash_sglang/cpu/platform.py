@@ -1,0 +1,113 @@
+"""The platform class SGLang instantiates on a machine without an accelerator."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from sglang.srt.platforms.cpu import CpuDeviceMixin
+from sglang.srt.platforms.device_mixin import PlatformEnum
+from sglang.srt.platforms.interface import KVPoolKind, PlatformCapabilities, SRTPlatform
+
+from dflash_sglang.cpu import BACKEND
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from sglang.srt.server_args import ServerArgs
+
+DISPATCH_KEY = "dflash_cpu"  # under which our forwards are registered with SGLang's fused ops
+# What SGLang resolves the attention backend to on a CPU when the user names none.
+STOCK_CPU_BACKENDS = (None, "intel_amx", "torch_native")
+
+
+class CpuPlatform(CpuDeviceMixin, SRTPlatform):
+    """Torch everywhere: no Triton, no graphs, no streams."""
+
+    _enum = PlatformEnum.OOT
+    capabilities = PlatformCapabilities()
+
+    def get_device(self, device_id: int = 0) -> str:
+        """The device string; one device for all ranks."""
+        return "cpu"  # the mixin's torch.device fails where SGLang splits the string
+
+    # ---- configuration -------------------------------------------------------------------------
+
+    def apply_server_args_defaults(self, server_args: ServerArgs) -> None:
+        """Choose our attention backend, and a dtype that keeps float32 checkpoints in float32."""
+        from dflash_sglang.cpu.dtype import dtype_default
+
+        if server_args.attention_backend in STOCK_CPU_BACKENDS:
+            server_args.attention_backend = BACKEND
+        server_args.dtype = dtype_default(server_args)
+
+    def get_default_attention_backend(self) -> str:
+        """Name of the attention backend."""
+        return BACKEND
+
+    # ---- speculative decoding ------------------------------------------------------------------
+
+    def supports_speculative_algorithm(self, algorithm: str) -> bool:
+        """Whether the algorithm may be asked for: DFLASH only."""
+        return algorithm == "DFLASH"
+
+    def get_default_speculative_draft_attention_backend(self, algorithm: str) -> str:
+        """Name of the drafter's attention backend."""
+        return BACKEND
+
+    def supports_speculative_draft_attention_backend(self, algorithm: str, backend: str) -> bool:
+        """Whether a drafter may use the backend: only ours attends within a block."""
+        return backend == BACKEND
+
+    def get_speculative_cache_locs_fn(self) -> Callable[..., torch.Tensor]:
+        """The torch form of the look-up of a block's slots."""
+        from dflash_sglang.cpu.allocation import block_slots
+
+        return block_slots
+
+    def get_speculative_worker_cls(self, algorithm: str) -> type | None:
+        """SGLang's own DFLASH worker made to run without streams, for when ours does not serve."""
+        if algorithm != "DFLASH":
+            return None
+        from dflash_sglang.cpu.builtin_worker import CpuBuiltinDFlashWorker
+
+        return CpuBuiltinDFlashWorker
+
+    # ---- memory and ops ------------------------------------------------------------------------
+
+    def get_kv_pool_cls(self, *, kind: KVPoolKind) -> type | None:
+        """The pool class for multi-head attention; other kinds are left to SGLang."""
+        if kind != "mha":
+            return None
+        from dflash_sglang.cpu.kv_pool import CpuKVPool
+
+        return CpuKVPool
+
+    def get_dispatch_key_name(self) -> str:
+        """Key under which ``ops`` registers forwards; other ops take their native form."""
+        return DISPATCH_KEY
+
+    def get_compile_backend(self, mode: str | None = None) -> str:
+        """No compilation: it would need a C++ compiler on the user's machine."""
+        return "eager"
+
+    def get_torch_profiler_activity_str(self) -> str:
+        """Name of the activity that SGLang's profiler end point records."""
+        return "CPU"
+
+    def get_torch_profiler_activity(self) -> Any:
+        """The activity that SGLang's profiler end point records."""
+        return torch.profiler.ProfilerActivity.CPU
+
+    # ---- the scheduler process -----------------------------------------------------------------
+
+    def post_load_model(self, model: torch.nn.Module) -> None:
+        """Called in the scheduler process, once per model: the verifier, then the drafter.
+
+        Everything that touches SGLang's serving code happens here and not at import, so that the
+        tokenizer, the detokenizer and the launcher never pay for it.
+        """
+        from dflash_sglang.cpu.prepare import prepare_model, prepare_process
+
+        prepare_process(DISPATCH_KEY)
+        prepare_model(model)

@@ -1,0 +1,166 @@
+"""Serves one pair in several modes and measures each with the same prompts."""
+
+import itertools
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import NamedTuple
+
+from tqdm import tqdm
+
+from dflash_sglang import zoo
+from dflash_sglang.config import READY
+from launch import load
+from launch.report import PLAIN, Pass
+from launch.serving import Server
+
+# One server: scheduler, launcher and detokenizer import SGLang each.
+SERVER_GB = 4.0
+MAX_NEW_TOKENS = 192  # the longest held-out answer has fewer
+# At most what a prompt, an answer and the reserve of two blocks take.
+TOKENS_PER_REQUEST = 512
+OURS = "dflash"  # the mode served by the worker of this package
+
+
+class Comparison(NamedTuple):
+    """What came of it."""
+
+    passes: list[Pass]  # all rounds; the first one is plain decoding
+    server: Server  # ours, still running
+
+
+class Options(NamedTuple):
+    """What to compare."""
+
+    model: str  # name of an embedded pair
+    concurrency: tuple[int, ...]
+    block_size: int  # counts the anchor
+    rounds: int  # measured passes
+    with_builtin: bool  # also SGLang's own DFLASH worker
+    serve: bool  # let the DFLASH server outlive this process
+
+
+class Mode(NamedTuple):
+    """One way to serve the verifier."""
+
+    name: str
+    drafter: Path | None
+    env: Mapping[str, str] = {}
+
+
+class ComparisonError(RuntimeError):
+    """The comparison could not be made; the message says why."""
+
+
+def choose_prompts(model: str, count: int) -> list[zoo.Prompt]:
+    """The first `count` held-out prompts, the families in turn."""
+    turns = itertools.zip_longest(*zoo.prompts(model).values())
+    return [prompt for turn in turns for prompt in turn if prompt is not None][:count]
+
+
+def choose_modes(options: Options) -> list[Mode]:
+    """Plain first: its first pass is the reference for all answers."""
+    drafter = zoo.path(options.model).drafter
+    modes = [Mode(PLAIN, None), Mode(OURS, drafter)]
+    if options.with_builtin:
+        modes.insert(1, Mode("builtin", drafter, {"DFLASH_SGLANG_WORKER": "builtin"}))
+    return modes
+
+
+def make_server(mode: Mode, options: Options) -> Server:
+    """The server of one mode: the same limits in each, so that only the worker differs."""
+    most = max(options.concurrency)
+    args = ["--max-running-requests", str(most)]
+    args += ["--max-total-tokens", str(max(8192, TOKENS_PER_REQUEST * most))]
+    if mode.drafter is not None:
+        args += ["--speculative-dflash-block-size", str(options.block_size)]
+    verifier = zoo.path(options.model).verifier
+    detached = options.serve and mode.name == OURS
+    return Server(verifier, mode.drafter, args=args, env=mode.env, detached=detached)
+
+
+def start(server: Server, name: str) -> None:
+    """Starts a server and waits for it, with a running count of seconds."""
+    server.start()
+    with tqdm(bar_format="{desc}", mininterval=tick()) as bar:
+
+        def on_wait(seconds: float) -> None:
+            bar.set_description_str(f"starting the {name} server: {seconds:.0f} s", refresh=False)
+            bar.update()
+
+        server.wait_ready(on_wait=on_wait)
+    if name == OURS and READY not in server.log_path.read_text(errors="replace"):
+        raise ComparisonError(
+            "SGLang's own worker serves instead of ours; `python -m dflash_sglang.check` says why; "
+            f"log: {server.log_path}"
+        )
+
+
+def compare(options: Options, prompts: Sequence[str], stack: ExitStack) -> Comparison:
+    """Measures all modes; `stack` gets the calls that stop the servers.
+
+    With memory for all of them the servers stay up together and take turns, round by round, so
+    that a busy minute of the machine hits every mode; waiting servers sleep. Otherwise one server
+    is up at a time.
+
+    Raises:
+        ComparisonError: a server runs, but not as its mode says.
+        ServerError: a server did not start or died.
+    """
+    modes = choose_modes(options)
+    together = available_gb() >= SERVER_GB * len(modes)
+    order = "all up, taking turns" if together else "one after another, for want of memory"
+    say(f"{len(modes)} servers ({', '.join(mode.name for mode in modes)}), {order}")
+    passes: list[Pass] = []
+    for group in [modes] if together else [[mode] for mode in modes]:
+        servers = {mode.name: make_server(mode, options) for mode in group}
+        for name, server in servers.items():
+            stack.callback(server.stop)
+            start(server, name)
+        passes += measure(servers, prompts, options)
+        for name, server in servers.items():
+            if name != OURS:
+                server.stop()
+                server.discard_log()
+    # The mode of our worker is the last one of the last group.
+    return Comparison(passes, server)
+
+
+def measure(
+    servers: Mapping[str, Server], prompts: Sequence[str], options: Options
+) -> Iterator[Pass]:
+    """Warms every server up, then yields the passes of all rounds."""
+    warm_up = list(itertools.product(servers, options.concurrency))
+    work = list(itertools.product(range(options.rounds), servers, options.concurrency))
+    with tqdm(total=len(work) * len(prompts), unit=" answers", mininterval=tick()) as bar:
+        for name, concurrency in warm_up:
+            bar.set_description(f"warming up {name}")
+            load.run(servers[name], prompts[:concurrency], concurrency, MAX_NEW_TOKENS)
+        for number, name, concurrency in work:
+            bar.set_description(f"round {number + 1}: {name} at concurrency {concurrency}")
+            server = servers[name]
+            done = load.run(server, prompts, concurrency, MAX_NEW_TOKENS, lambda: bar.update())
+            if name != PLAIN and not any(answer.verify_count for answer in done.answers):
+                raise ComparisonError(
+                    f"the {name} server does not speculate; log: {server.log_path}"
+                )
+            yield Pass(name, concurrency, done)
+
+
+def tick() -> float:
+    """Seconds between two updates of a bar: few lines where there is no terminal."""
+    return 0.2 if sys.stderr.isatty() else 15.0
+
+
+def available_gb() -> float:
+    """Memory that can be used without swapping."""
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024 / 1e9
+    return 0.0
+
+
+def say(text: str) -> None:
+    """Messages about the run; results go to standard output."""
+    print(text, file=sys.stderr, flush=True)

@@ -1,0 +1,43 @@
+"""Variants of the embedded drafter: random weights, sliding-window layers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from dflash_sglang import zoo
+
+
+def random_drafter(folder: Path, seed: int = 0) -> Path:
+    """A drafter of the embedded one's shapes that has learnt nothing."""
+    generator = torch.Generator().manual_seed(seed)
+    weights = {
+        name: torch.randn(tensor.shape, generator=generator).mul(0.02).to(tensor.dtype)
+        if tensor.dim() > 1
+        else torch.ones_like(tensor)  # norms, or every hidden state is close to zero
+        for name, tensor in load_file(zoo.path("moe").drafter / "model.safetensors").items()
+    }
+    return _write(folder, weights, {})
+
+
+def sliding_drafter(folder: Path, window: int = 16) -> Path:
+    """The embedded drafter with its first layer seeing only the last `window` tokens."""
+    weights = load_file(zoo.path("moe").drafter / "model.safetensors")
+    layers = json.loads((zoo.path("moe").drafter / "config.json").read_text())["num_hidden_layers"]
+    types = ["sliding_attention"] + ["full_attention"] * (layers - 1)
+    return _write(
+        folder,
+        weights,
+        {"layer_types": types, "sliding_window": window, "use_sliding_window": True},
+    )
+
+
+def _write(folder: Path, weights: dict[str, torch.Tensor], changes: dict[str, object]) -> Path:
+    folder.mkdir(parents=True)
+    config = json.loads((zoo.path("moe").drafter / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, **changes}, indent=1))
+    save_file(weights, folder / "model.safetensors")
+    return folder

@@ -1,0 +1,87 @@
+"""Ways to serve that must not change an answer; the matrix of bench/exactness.py and its sample here."""
+
+from __future__ import annotations
+
+from enum import Enum
+from pathlib import Path
+from typing import NamedTuple
+
+from dflash_sglang import zoo
+from tests.e2e import checkpoints
+
+
+class Drafter(Enum):
+    """Where drafts come from."""
+
+    TRAINED = "trained"
+    RANDOM = "random"  # untrained weights: next to nothing is accepted
+    SLIDING = "sliding"  # the trained one with a sliding-window layer
+    SCRIPTED = "scripted"  # oracle and adversarial drafts, see scripts.py
+
+
+class Retraction(Enum):
+    """Whether running requests lose their slots and start over."""
+
+    NONE = "none"
+    FORCED = "forced"  # every few steps
+    PRESSURE = "pressure"  # the pool is too small for what was admitted
+
+
+PRESSURE_TOKENS = 1024
+CHUNK = 32  # tokens: less than most prompts, and a multiple of every page size tried
+WINDOW = 32
+
+
+class Configuration(NamedTuple):
+    """One DFLASH server."""
+
+    block_size: int
+    page_size: int
+    drafter: Drafter = Drafter.TRAINED
+    overlap: bool = True
+    radix: bool = True
+    chunked: bool = False
+    mixed: bool = False  # prefill chunks and decode rows in one batch
+    window: bool = False  # --speculative-draft-window-size
+    retraction: Retraction = Retraction.NONE
+
+    @property
+    def name(self) -> str:
+        """Short and unique."""
+        flags = [
+            "overlap" if self.overlap else "no-overlap",
+            "radix" if self.radix else "no-radix",
+            *(flag for flag in ("chunked", "mixed", "window") if getattr(self, flag)),
+        ]
+        if self.retraction is not Retraction.NONE:
+            flags.append(f"retract-{self.retraction.value}")
+        return f"{self.drafter.value} b{self.block_size} p{self.page_size} {' '.join(flags)}"
+
+    def args(self) -> list[str]:
+        """Flags of the server."""
+        args = ["--speculative-dflash-block-size", str(self.block_size)]
+        args += ["--page-size", str(self.page_size)]
+        args += [] if self.overlap else ["--disable-overlap-schedule"]
+        args += [] if self.radix else ["--disable-radix-cache"]
+        args += ["--chunked-prefill-size", str(CHUNK)] if self.chunked else []
+        args += ["--enable-mixed-chunk"] if self.mixed else []
+        args += ["--speculative-draft-window-size", str(WINDOW)] if self.window else []
+        if self.retraction is Retraction.PRESSURE:
+            # Low conservativeness: admit without setting slots aside for what will be generated.
+            args += ["--max-total-tokens", str(PRESSURE_TOKENS)]
+            args += ["--schedule-conservativeness", "0.05"]
+        return args
+
+    def env(self) -> dict[str, str]:
+        """Variables of the server."""
+        if self.retraction is not Retraction.FORCED:
+            return {}
+        return {"SGLANG_TEST_RETRACT": "1", "SGLANG_TEST_RETRACT_INTERVAL": "7"}
+
+    def checkpoint(self, folder: Path) -> Path:
+        """The drafter's checkpoint, made under `folder` where it is a variant."""
+        if self.drafter is Drafter.RANDOM:
+            return checkpoints.random_drafter(folder / "random")
+        if self.drafter is Drafter.SLIDING:
+            return checkpoints.sliding_drafter(folder / "sliding")
+        return zoo.path("moe").drafter

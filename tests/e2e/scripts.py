@@ -1,0 +1,82 @@
+"""The client's side of scripted drafts: what a server needs for them, and the ids of requests."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from launch.client import Answer, Client
+from tests.e2e.asking import ask_all, greedy
+
+PLUGIN_FOLDER = Path(__file__).parent / "server_side"
+# Under overlap a request is drafted for once more after its last block.
+SPARE_TOKENS = 64
+LEAK = "leak/negative-control"  # id of a request that makes the server lose a KV slot a step
+
+
+class Continuation(NamedTuple):
+    """A prompt and what the verifier says next, past its end-of-text token if need be."""
+
+    prompt_ids: tuple[int, ...]
+    output_ids: tuple[int, ...]
+
+
+def continuations(
+    plain: Client, prompts: Sequence[str], max_new_tokens: int
+) -> tuple[Continuation, ...]:
+    """What plain decoding says to each prompt, past its end-of-text token."""
+    payloads = [
+        {
+            **greedy(prompt, max_new_tokens + SPARE_TOKENS, ignore_eos=True),
+            "return_prompt_token_ids": True,
+        }
+        for prompt in prompts
+    ]
+    return tuple(
+        Continuation(tuple(answer["prompt_token_ids"]), tuple(answer["output_ids"]))
+        for answer in ask_all(plain, payloads)
+    )
+
+
+def environment(folder: Path, continuations: Iterable[Continuation]) -> dict[str, str]:
+    """Writes the plugin's entry point and the oracle's table to `folder`.
+
+    Returns:
+        The variables that make a server load the plugin.
+    """
+    distribution = folder / "dflash_test_scripts-0.dist-info"
+    distribution.mkdir(parents=True)
+    (distribution / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: dflash-test-scripts\nVersion: 0\n"
+    )
+    (distribution / "entry_points.txt").write_text(
+        "[sglang.srt.plugins]\ndflash_test_scripts = scripted_drafts:register\n"
+    )
+    table = folder / "continuations.json"
+    table.write_text(json.dumps(list(continuations)))
+    path = [str(folder), str(PLUGIN_FOLDER), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {"PYTHONPATH": os.pathsep.join(path), "DFLASH_TEST_CONTINUATIONS": str(table)}
+
+
+def oracle(k: int, name: object) -> str:
+    """Id of a request whose drafts are right for exactly `k` tokens."""
+    return f"oracle-{k}/{name}"
+
+
+def holes(seed: int, name: object) -> str:
+    """Id of a request whose drafts are wrong at random places."""
+    return f"holes-{seed}/{name}"
+
+
+def wrong(name: object) -> str:
+    """Id of a request whose drafts are all wrong."""
+    return f"wrong/{name}"
+
+
+def correct_drafts(answer: Answer) -> Sequence[int]:
+    """Verify steps of a request by the number of accepted drafts: index k holds those with k."""
+    histogram: Sequence[int] = answer.meta.get("spec_correct_drafts_histogram", ())
+    return histogram
