@@ -37,7 +37,7 @@ class ExpertForms(NamedTuple):
     names: tuple[str, ...]  # the form up to each limit, and one more for all counts beyond
 
     def form(self, tokens: int) -> Form:
-        """The form to run for a number of tokens; without any, the one whose products may be empty."""
+        """The form to run; without tokens, the one whose products may be empty."""
         if not tokens:
             return batched
         return FORMS[self.names[bisect.bisect_left(self.limits, tokens)]]

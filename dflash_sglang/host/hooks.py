@@ -12,7 +12,7 @@ from sglang.srt.plugins.hook_registry import HookRegistry, HookSource, HookType
 
 from dflash_sglang.config import WORKER_VARIABLE, WorkerChoice, read_config
 from dflash_sglang.errors import ContractError
-from dflash_sglang.host.flags import pair_report
+from dflash_sglang.host.flags import pair_report, refuse_unsupported_flags
 from dflash_sglang.model.pair import PairReport, Server
 
 if TYPE_CHECKING:
@@ -43,15 +43,19 @@ def create_worker(
 
     Raises:
         PairError: the draft checkpoint does not fit the verifier.
+        UnsupportedFlagError: a flag that our worker does not serve.
     """
     if not algorithm.is_dflash():
         return original(algorithm, server_args)
-    report = pair_report(resolving_view(server_args))
+    server_flags = resolving_view(server_args)
+    report = pair_report(server_flags)
     report.raise_if_bad()
     reason = _reason_for_builtin(report)
     if reason is not None:
         logger.warning("DFLASH is served by SGLang's own worker: %s.", reason)
         return original(algorithm, server_args)
+    # The launcher has checked this already, unless it could not read a checkpoint from the hub.
+    refuse_unsupported_flags(server_flags)
     _install_worker_hooks()
     from dflash_sglang.host.worker import DFlashWorker
 
