@@ -140,8 +140,8 @@ def load_corpus(file: Path) -> Corpus:
 def batch_plan(corpus: Corpus, seed: int, max_tokens: int, pool: int = 512) -> list[np.ndarray]:
     """Split the corpus into groups of documents, in training order.
 
-    A group is one padded batch. Groups come from shuffled pools of `pool` documents, sorted by length: little
-    padding, and neighbouring groups still differ.
+    A group is one padded batch. Groups come from shuffled pools of `pool` documents, sorted by
+    length: little padding, and neighbouring groups still differ.
     """
     rng = np.random.default_rng(seed)
     order = rng.permutation(len(corpus))
@@ -164,7 +164,7 @@ def group_by_length(corpus: Corpus, documents: np.ndarray, max_tokens: int) -> l
 
 
 def padded_length(length: Any) -> Any:
-    """The next multiple of 8: few different shapes, which the CPU's matrix library prepares once each."""
+    """Round up to a multiple of 8: the CPU's matrix library prepares every new shape anew."""
     return (length + 7) // 8 * 8
 
 

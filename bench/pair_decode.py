@@ -83,7 +83,8 @@ def speculate(
         targets = logits.argmax(-1)
         accept_len = int((targets[:-1] == drafts).int().cumprod(0).sum())
         commit_len = accept_len + 1
-        cache.crop(committed + commit_len)
+        if commit_len < block_size:
+            cache.crop(commit_len - block_size)  # negative: how many to drop
         fresh = drafter.context_kv(hidden[:, :commit_len], positions[:, :commit_len])
         context = [_append(old, new) for old, new in zip(context, fresh, strict=True)]
         committed += commit_len

@@ -67,8 +67,8 @@ def draft_config(verifier: Verifier) -> DraftConfig:
 def cut_blocks(batch: Batch, agrees: Tensor, mask_id: int, generator: torch.Generator) -> Blocks:
     """Cut `ANCHORS` blocks from every row, anchors drawn from its answers.
 
-    A block is learnt as far as the verifier would have written it: up to the first token that is not its
-    own choice, and within the answer.
+    A block is learnt as far as the verifier would have written it: within the answer, and up to the
+    first token that is not its own choice.
 
     Args:
         batch: rows of text.
@@ -121,7 +121,7 @@ def drafter_step(
     """Accumulate the gradients of one step: cross-entropy against the verifier's distribution."""
     told = teacher(verifier, batch)
     blocks = cut_blocks(batch, told.agrees, drafter.config.mask_token_id, generator)
-    # The plain form of attention: at these sizes its gradient is several times as fast as the fused one's.
+    # The plain form of attention: at these sizes its gradient is several times as fast.
     with torch.autocast("cpu", torch.bfloat16), sdpa_kernel(SDPBackend.MATH):
         logits = draft_logits(drafter, verifier, batch, blocks, told.taps)
     learnt = blocks.weights > 0

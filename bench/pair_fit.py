@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -17,22 +18,18 @@ class Recipe(NamedTuple):
     """How long and how fast to train."""
 
     steps: int
+    knots: tuple[tuple[int, float], ...]  # (step, share of the full rates), linear in between
     muon_lr: float = 0.02
     adam_lr: float = 3e-3
-    warmup: int = 60  # steps of linear rise
-    hold: float = 0.5  # share of the steps at the full rate; then a linear fall
-    floor: float = 0.02  # last rate over the full one
     report_every: int = 100
 
     def rate(self, step: int) -> float:
         """Learning rate of `step`, as a share of the full one."""
-        done = step / self.steps
-        fall = 1.0 if done < self.hold else max(self.floor, (1 - done) / (1 - self.hold))
-        return min(1.0, (step + 1) / self.warmup) * fall
+        return float(np.interp(step, *zip(*self.knots, strict=True)))
 
 
 class Muon(torch.optim.Optimizer):
-    """Momentum whose update is orthogonalised by Newton-Schulz steps, for matrices and stacks of them.
+    """Momentum with an update orthogonalised by Newton-Schulz steps; for (stacks of) matrices.
 
     Source: K. Jordan et al., "Muon: an optimizer for hidden layers in neural networks", 2024.
     """
@@ -83,7 +80,8 @@ def fit(
     """Train `model` in place and return its history, one record a report.
 
     Args:
-        model: what to train; matrices named `embed` or `gate` and vectors go to AdamW, the rest to Muon.
+        model: what to train; vectors and matrices named `embed` or `gate` go to AdamW, the rest to
+            Muon.
         recipe: steps and rates.
         step_loss: accumulates the gradients of the step given and returns its loss.
         measure: held-out measures, called at every report.

@@ -1,7 +1,8 @@
-"""The exchanges the embedded pair is trained on: nine families, all written by this grammar from a seed.
+"""The exchanges the embedded pair is trained on: nine families, written from a seed.
 
-Every answer follows from its question, so a greedy answer can be compared with the reference. Only stories
-have a choice of wording; there `reference` is the likeliest wording. No third-party text is used.
+Every answer follows from its question, so a greedy answer can be compared with the reference. Only
+stories have a choice of wording; there `reference` is the likeliest wording. No third-party text is
+used.
 """
 
 import hashlib
@@ -12,24 +13,33 @@ from typing import NamedTuple
 
 HELD_OUT_SHARE = 0.06  # of all answers
 
-FIRST = (
-    "Ada Ben Cleo Dev Eva Finn Gita Hugo Iris Jon Kira Liam Mia Noor Omar Pia Quinn Rosa Sam Tara Uma Vik Wren "
-    "Yara Zoe Alma Bruno Carla Dario Elsa Felix Greta Hana Ivan Jade Karl Lena Marco Nina Otto Petra Ravi"
-).split()
-LAST = (
-    "Silva Khan Novak Okoro Lee Rossi Meyer Haddad Sato Cruz Larsen Patel Adler Brandt Costa Duarte Ekman "
-    "Fischer Greco Holm Ito Jansen Kovac Lopez"
-).split()
-CITIES = (
-    "Lisbon Oslo Cairo Lima Kyoto Delhi Paris Accra Quito Turin Bergen Perth Athens Bogota Dublin Geneva Hanoi "
-    "Madrid Nairobi Prague Riga Seoul Tunis Vienna"
-).split()
-JOBS = "nurse baker pilot teacher welder chemist farmer editor coder singer painter lawyer dentist tailor".split()
-ITEMS = "apples pens stamps marbles cards shells books coins eggs tickets candles plums".split()
-BOXES = "boxes bags crates baskets packs trays".split()
-PLACES = "shop market school library farm station".split()
-ANIMALS = "fox owl bear crab wolf mouse heron goat otter toad".split()
-THINGS = "lantern map bell key kite drum mirror boat letter crown".split()
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(text.split())
+
+
+FIRST = _words(
+    "Ada Ben Cleo Dev Eva Finn Gita Hugo Iris Jon Kira Liam Mia Noor Omar Pia Quinn Rosa Sam "
+    "Tara Uma Vik Wren Yara Zoe Alma Bruno Carla Dario Elsa Felix Greta Hana Ivan Jade Karl "
+    "Lena Marco Nina Otto Petra Ravi"
+)
+LAST = _words(
+    "Silva Khan Novak Okoro Lee Rossi Meyer Haddad Sato Cruz Larsen Patel Adler Brandt Costa "
+    "Duarte Ekman Fischer Greco Holm Ito Jansen Kovac Lopez"
+)
+CITIES = _words(
+    "Lisbon Oslo Cairo Lima Kyoto Delhi Paris Accra Quito Turin Bergen Perth Athens Bogota "
+    "Dublin Geneva Hanoi Madrid Nairobi Prague Riga Seoul Tunis Vienna"
+)
+JOBS = _words(
+    "nurse baker pilot teacher welder chemist farmer editor coder singer painter lawyer dentist "
+    "tailor"
+)
+ITEMS = _words("apples pens stamps marbles cards shells books coins eggs tickets candles plums")
+BOXES = _words("boxes bags crates baskets packs trays")
+PLACES = _words("shop market school library farm station")
+ANIMALS = _words("fox owl bear crab wolf mouse heron goat otter toad")
+THINGS = _words("lantern map bell key kite drum mirror boat letter crown")
 SCENES = (
     "by the river",
     "in the forest",
@@ -38,7 +48,7 @@ SCENES = (
     "in an old tower",
     "under a bridge",
 )
-MOODS = "brave curious gentle clever sleepy proud".split()
+MOODS = _words("brave curious gentle clever sleepy proud")
 TABLES = {
     "employees": ("name", "age", "city", "salary"),
     "orders": ("id", "price", "status", "city"),
@@ -114,7 +124,10 @@ def words(rng: random.Random) -> tuple[str, str]:
 
 def _give_away(rng: random.Random, n: str, m: str, it: str) -> tuple[str, list[str], str]:
     a, b, c = rng.randint(11, 60), rng.randint(3, 39), rng.randint(2, 10)
-    question = f"{n} has {a} {it}. {n} buys {b} more and then gives {c} to {m}. How many {it} does {n} have now?"
+    question = (
+        f"{n} has {a} {it}. {n} buys {b} more and then gives {c} to {m}. "
+        f"How many {it} does {n} have now?"
+    )
     bought = f"After buying {b} more: {a} + {b} = {a + b}."
     given = f"After giving {c} to {m}: {a + b} - {c} = {a + b - c}."
     return question, [f"{n} starts with {a} {it}.", bought, given], f"{n} has {a + b - c} {it}."
@@ -123,7 +136,10 @@ def _give_away(rng: random.Random, n: str, m: str, it: str) -> tuple[str, list[s
 def _boxes(rng: random.Random, n: str, m: str, it: str) -> tuple[str, list[str], str]:
     box, place = rng.choice(BOXES), rng.choice(PLACES)
     a, b, c = rng.randint(2, 9), rng.randint(2, 9), rng.randint(2, 30)
-    question = f"A {place} has {a} {box} with {b} {it} in each, and {c} loose {it}. How many {it} are there in total?"
+    question = (
+        f"A {place} has {a} {box} with {b} {it} in each, and {c} loose {it}. "
+        f"How many {it} are there in total?"
+    )
     steps = [
         f"In the {box}: {a} * {b} = {a * b} {it}.",
         f"With the loose {it}: {a * b} + {c} = {a * b + c}.",
@@ -298,7 +314,8 @@ def sql(rng: random.Random) -> tuple[str, str]:
     above, descending = rng.random() < 0.5, rng.random() < 0.5
     question = (
         f"Write a SQL query for the {' and '.join(selected)} of {table} with {column} "
-        f"{'above' if above else 'below'} {limit}, ordered by {order}{' descending' if descending else ''}."
+        f"{'above' if above else 'below'} {limit}, "
+        f"ordered by {order}{' descending' if descending else ''}."
     )
     lines = [
         f"SELECT {', '.join(selected)}",
@@ -349,15 +366,15 @@ def _a(noun: str) -> str:
 
 # Family -> (generator, weight among documents).
 FAMILIES: dict[str, tuple[Callable[[random.Random], tuple[str, ...]], float]] = {
-    "addition": (addition, 4),
+    "add": (addition, 4),
     "code": (code, 2.5),
-    "counting": (counting, 3.5),
+    "count": (counting, 3.5),
     "json": (as_json, 4),
-    "sorting": (sorting, 4),
+    "sort": (sorting, 4),
     "sql": (sql, 3),
     "story": (story, 2),
-    "tables": (tables, 3),
-    "words": (words, 4),
+    "table": (tables, 3),
+    "word": (words, 4),
 }
 
 
@@ -373,6 +390,6 @@ def exchanges(seed: int) -> Iterator[Exchange]:
 
 
 def held_out(exchange: Exchange) -> bool:
-    """Whether an exchange is kept from training: decided by its reference *answer*, however it is asked."""
+    """Whether an exchange is kept from training: its *answer* decides, however it is asked."""
     digest = hashlib.md5(exchange.reference.encode(), usedforsecurity=False).digest()
     return int.from_bytes(digest[:4], "big") < HELD_OUT_SHARE * 2**32

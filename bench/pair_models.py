@@ -1,8 +1,9 @@
 """The verifier as it is trained: the forward pass of `Qwen3MoeForCausalLM` with tied embeddings.
 
-It is written out because sorting tokens by expert, bf16 products and a compiled attention block train several
-times as fast on a CPU as the general implementation. `pair_export` turns the result into a checkpoint that
-transformers and SGLang load; the evaluation runs on that checkpoint, not on this module.
+It is written out because sorting tokens by expert, bf16 products and a compiled attention block
+train several times as fast on a CPU as the general implementation. `pair_export` turns the result
+into a checkpoint that transformers and SGLang load; the evaluation runs on that checkpoint, not
+on this module.
 """
 
 from collections.abc import Callable
@@ -13,8 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-# Expert groups are padded to this multiple: the CPU's matrix library prepares a product for every new shape,
-# which costs more than the product itself.
+# Expert groups are padded to this multiple: the CPU's matrix library prepares a product for every
+# new shape, which costs more than the product itself.
 SLOT_MULTIPLE = 64
 
 
@@ -54,11 +55,11 @@ class Slots(NamedTuple):
 
 
 class Dispatch(torch.autograd.Function):
-    """Copy tokens into the slots of their experts; the gradient is a gather instead of a scatter."""
+    """Copy tokens into the slots of their experts; the gradient is a gather, not a scatter."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, token_of_slot: Tensor, slot_of_choice: Tensor) -> Tensor:
-        """x [tokens, width] -> [slots, width]; slot_of_choice [tokens * top_k]."""
+        """Gather x [tokens, width] to [slots, width]; slot_of_choice [tokens * top_k]."""
         ctx.save_for_backward(slot_of_choice)
         ctx.tokens = len(x)
         return x[token_of_slot]
@@ -76,7 +77,7 @@ class Combine(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, outputs: Tensor, slot_of_choice: Tensor) -> Tensor:
-        """outputs [slots, width] -> [tokens * top_k, width]."""
+        """Gather outputs [slots, width] to [tokens * top_k, width]."""
         ctx.save_for_backward(slot_of_choice)
         ctx.slots = len(outputs)
         return outputs[slot_of_choice]
@@ -208,7 +209,7 @@ class Verifier(nn.Module):
 
 
 def _assign_slots(chosen: Tensor, experts: int) -> "Slots":
-    """Group the choices [tokens, top_k] by expert, each group padded to a multiple of `SLOT_MULTIPLE`."""
+    """Group the choices [tokens, top_k] by expert, groups padded to `SLOT_MULTIPLE`."""
     flat = chosen.flatten()
     order = flat.argsort(stable=True)
     load = torch.bincount(flat, minlength=experts)
@@ -224,7 +225,7 @@ def _assign_slots(chosen: Tensor, experts: int) -> "Slots":
 
 
 def rotary_tables(positions: int, dim: int, theta: float) -> tuple[Tensor, Tensor]:
-    """cos and sin of every position's angles, each [positions, dim] float32."""
+    """Cosine and sine of every position's angles, each [positions, dim] float32."""
     frequency = theta ** (-torch.arange(0, dim, 2).float() / dim)
     angle = torch.outer(torch.arange(positions).float(), frequency).repeat(1, 2)
     return angle.cos(), angle.sin()

@@ -98,7 +98,7 @@ def start(server: Server, name: str) -> None:
 
 
 def compare(options: Options, prompts: Sequence[str], stack: ExitStack) -> Comparison:
-    """Measures all modes; `stack` gets the calls that stop the servers.
+    """Measures all modes; `stack` stops the servers when it is closed.
 
     With memory for all of them the servers stay up together and take turns, round by round, so
     that a busy minute of the machine hits every mode; waiting servers sleep. Otherwise one server
@@ -116,7 +116,7 @@ def compare(options: Options, prompts: Sequence[str], stack: ExitStack) -> Compa
     for group in [modes] if together else [[mode] for mode in modes]:
         servers = {mode.name: make_server(mode, options) for mode in group}
         for name, server in servers.items():
-            stack.callback(server.stop)
+            stack.push(server)
             start(server, name)
         passes += measure(servers, prompts, options)
         for name, server in servers.items():

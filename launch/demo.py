@@ -163,8 +163,6 @@ def run(command: Command) -> int:
         if options.serve:
             stack.pop_all()
             say_how_to_use(server, chosen[0].question)
-            return 0
-    server.discard_log()
     return 0
 
 

@@ -38,7 +38,9 @@ _CANNOT_BIND = "error while attempting to bind on address"  # uvicorn
 LAPTOP_ARGS = (
     *("--dtype", "float32"),
     *("--max-total-tokens", "8192"),
-    *("--mem-fraction-static", "0.3"),
+    # Only a bound here, the tokens above are what is allocated. A low one fails at start when
+    # another program takes memory meanwhile: SGLang books that on the weights.
+    *("--mem-fraction-static", "0.8"),
     *("--max-running-requests", "32"),
     "--sleep-on-idle",
 )
@@ -187,7 +189,7 @@ class Server(Client):
     ) -> None:
         died = not self.is_running()
         self.stop()
-        if kind is None and not died:
+        if kind in (None, KeyboardInterrupt) and not died:
             self.discard_log()
 
     def discard_log(self) -> None:
@@ -230,10 +232,20 @@ def _die_with_parent() -> None:
 def _kill_group(group: int) -> None:
     """Kills what is left of a process group and waits until it is gone."""
     deadline = time.monotonic() + STOP_TIMEOUT_S
-    while time.monotonic() < deadline:
-        try:
+    while _is_alive(group):
+        if time.monotonic() > deadline:
+            raise ServerError(f"processes of group {group} survived {STOP_TIMEOUT_S:.0f} s")
+        with contextlib.suppress(ProcessLookupError):
             os.killpg(group, signal.SIGKILL)
-        except ProcessLookupError:
-            return
         time.sleep(0.1)
-    raise ServerError(f"processes of group {group} did not end within {STOP_TIMEOUT_S:.0f} s")
+
+
+def _is_alive(group: int) -> bool:
+    """Whether a process of the group runs; a dead one that init has yet to collect does not."""
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            # proc(5): pid (name) state ppid pgrp ...; the name may hold blanks and brackets.
+            state, _, pgrp = stat.read_text().rpartition(")")[2].split()[:3]
+            if int(pgrp) == group and state not in "ZX":
+                return True
+    return False

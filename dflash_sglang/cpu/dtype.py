@@ -27,7 +27,7 @@ def dtype_default(server_args: ServerArgs) -> str:
     """
     if server_args.dtype != "auto":
         return server_args.dtype
-    from sglang.srt.utils.hf_transformers_utils import get_config
+    from sglang.srt.utils.hf_transformers.config import get_config
 
     config = get_config(
         server_args.model_path,

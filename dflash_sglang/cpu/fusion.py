@@ -16,7 +16,7 @@ from sglang.srt.layers.activation import SiluAndMul
 from sglang.srt.layers.moe.fused_moe_triton.layer import FusedMoE
 from sglang.srt.models.dflash import DFlashDraftModel
 from sglang.srt.models.qwen3_moe import Qwen3MoeForCausalLM
-from sglang.srt.runtime_context import get_exec, get_lora, get_parallel
+from sglang.srt.runtime_context import get_exec, get_lora, get_observability, get_parallel
 from torch import nn
 
 from dflash_sglang.cpu.decoder import drafter_forward, expert_mlp, qwen3_moe_forward
@@ -85,6 +85,9 @@ def _obstacles(model: Any) -> Iterator[str]:
         yield "experts are moved or their use recorded"
     if exec_.features.enable_return_routed_experts:
         yield "routed experts are returned"
+    watch = get_observability()
+    if watch.forward_hooks or watch.debug_tensor_dump_output_folder:
+        yield "its modules are watched"
     if type(model) is DFlashDraftModel:
         for layer in model.layers:
             yield from _layer_obstacles(layer)

@@ -101,8 +101,9 @@ def measure_forms(
             for name, form in candidates.items()
         }
         best[tokens] = min(cost, key=lambda name: cost[name])
-        fast_enough = HOPELESS * cost[best[tokens]]
-        candidates = {name: form for name, form in candidates.items() if cost[name] <= fast_enough}
+        hopeless = {name for name in cost if cost[name] > HOPELESS * cost[best[tokens]]}
+        for name in hopeless - {FOR_MANY_TOKENS}:
+            del candidates[name]
         if clock() > deadline:
             break
     return _as_ranges(best)

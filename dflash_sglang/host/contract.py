@@ -297,7 +297,275 @@ HOST_NAMES: tuple[Name, ...] = (
 )
 
 # The CPU platform: what cpu/ subclasses, calls or hooks.
-CPU_NAMES: tuple[Name, ...] = ()
+CPU_NAMES: tuple[Name, ...] = (
+    # extension points: the platform
+    Name(f"{_S}.platforms.interface:SRTPlatform", None, "the platform's base class"),
+    Name(
+        f"{_S}.platforms.interface:SRTPlatform.apply_server_args_defaults",
+        ("server_args",),
+        "backend and dtype defaults",
+    ),
+    Name(f"{_S}.platforms.interface:SRTPlatform.get_default_attention_backend", (), "our backend"),
+    Name(
+        f"{_S}.platforms.interface:SRTPlatform.get_default_speculative_draft_attention_backend",
+        ("algorithm",),
+        "our backend for the drafter",
+    ),
+    Name(f"{_S}.platforms.interface:SRTPlatform.get_kv_pool_cls", ("kind",), "our KV pool"),
+    Name(f"{_S}.platforms.interface:SRTPlatform.get_compile_backend", ("mode",), "no compiler"),
+    Name(
+        f"{_S}.platforms.interface:SRTPlatform.get_speculative_cache_locs_fn",
+        (),
+        "slots of a block without Triton",
+    ),
+    Name(
+        f"{_S}.platforms.interface:SRTPlatform.get_speculative_worker_cls",
+        ("algorithm",),
+        "SGLang's own worker without streams",
+    ),
+    Name(
+        f"{_S}.platforms.interface:SRTPlatform.supports_speculative_algorithm",
+        ("algorithm",),
+        "DFLASH on this platform",
+    ),
+    Name(
+        f"{_S}.platforms.interface:SRTPlatform.supports_speculative_draft_attention_backend",
+        ("algorithm", "backend"),
+        "our backend for the drafter",
+    ),
+    Name(
+        f"{_S}.platforms.interface:SRTPlatform.post_load_model",
+        ("model",),
+        "where the scheduler process is prepared and the decoder fused",
+    ),
+    Name(f"{_S}.platforms.interface:SRTPlatform.get_dispatch_key_name", (), "our op forwards"),
+    Name(f"{_S}.platforms.interface:PlatformCapabilities", None, "no Triton, no graphs"),
+    Name(f"{_S}.platforms.interface:KVPoolKind", None, "the kinds of KV pool"),
+    Name(f"{_S}.platforms.device_mixin:PlatformEnum.OOT", None, "an out-of-tree platform"),
+    Name(
+        f"{_S}.platforms.device_mixin:DeviceMixin.get_torch_profiler_activity_str",
+        (),
+        "profiling a server",
+    ),
+    Name(
+        f"{_S}.platforms.device_mixin:DeviceMixin.get_torch_profiler_activity",
+        (),
+        "profiling a server",
+    ),
+    Name(f"{_S}.platforms.cpu:CpuDeviceMixin.get_device", ("device_id",), "a device string"),
+    # extension points: attention, ops, choices
+    Name(
+        f"{_S}.arg_groups.choices:ATTENTION_BACKEND_CHOICES", None, "our name on the command line"
+    ),
+    Name(
+        f"{_S}.arg_groups.choices:DRAFT_ATTENTION_BACKEND_CHOICES",
+        None,
+        "our name on the command line",
+    ),
+    Name(
+        f"{_S}.arg_groups.choices:add_attention_backend_choices",
+        None,
+        "our name on the command line",
+    ),
+    Name(
+        f"{_S}.arg_groups.choices:add_draft_attention_backend_choices",
+        None,
+        "our name on the command line",
+    ),
+    Name(
+        f"{_S}.layers.attention.attention_registry:register_attention_backend",
+        ("name",),
+        "our attention backend",
+    ),
+    Name(
+        f"{_S}.layers.attention.base_attn_backend:AttentionBackend.init_forward_metadata",
+        ("forward_batch",),
+        "one plan per forward",
+    ),
+    Name(
+        f"{_S}.layers.attention.base_attn_backend:AttentionBackend.forward_extend",
+        ("q", "k", "v", "layer", "forward_batch", "save_kv_cache"),
+        "attention",
+    ),
+    Name(
+        f"{_S}.layers.attention.base_attn_backend:AttentionBackend.forward_decode",
+        ("q", "k", "v", "layer", "forward_batch", "save_kv_cache"),
+        "attention",
+    ),
+    Name(
+        f"{_S}.layers.attention.base_attn_backend:AttentionBackend.support_triton",
+        (),
+        "no Triton beside our backend",
+    ),
+    Name(
+        f"{_S}.layers.attention.base_attn_backend:AttentionBackend.needs_cpu_seq_lens",
+        None,
+        "no host copy of the lengths",
+    ),
+    Name(
+        "sglang.kernels.fused_op:BaseFusedOp.register_oot_forward",
+        ("op_cls", "fn", "platform_key"),
+        "our op forwards",
+    ),
+    # what the backend reads
+    Name(
+        f"{_S}.layers.radix_attention:RadixAttention",
+        (
+            "num_heads",
+            "head_dim",
+            "scaling",
+            "num_kv_heads",
+            "layer_id",
+            "logit_cap",
+            "v_head_dim",
+            "sliding_window_size",
+            "is_cross_attention",
+        ),
+        "what a layer asks of its attention",
+    ),
+    Name(f"{_S}.layers.radix_attention:AttentionType.ENCODER_ONLY", None, "blocks are not causal"),
+    Name(f"{_S}.model_executor.forward_context:get_attn_backend", (), "the fused decoder"),
+    Name(
+        f"{_S}.model_executor.forward_batch_info:ForwardBatch.extend_seq_lens",
+        None,
+        "query lengths",
+    ),
+    Name(f"{_S}.model_executor.forward_batch_info:ForwardBatch.seq_lens", None, "context lengths"),
+    Name(
+        f"{_S}.model_executor.forward_batch_info:ForwardBatch.out_cache_loc", None, "slots to write"
+    ),
+    # the KV pool
+    Name(
+        f"{_S}.mem_cache.memory_pool:MHATokenToKVPool._create_buffers_normal",
+        (),
+        "keys and values of a layer in one tensor",
+    ),
+    Name(
+        f"{_S}.mem_cache.memory_pool:MHATokenToKVPool._kv_buffer_shapes", (), "shapes of the pool"
+    ),
+    Name(
+        f"{_S}.mem_cache.memory_pool:MHATokenToKVPool._init_kv_copy_and_warmup",
+        (),
+        "no Triton warm-up",
+    ),
+    Name(
+        f"{_S}.mem_cache.memory_pool:MHATokenToKVPool._move_kv_cache_impl",
+        ("tgt_loc", "src_loc"),
+        "moving slots without Triton",
+    ),
+    Name(
+        f"{_S}.mem_cache.memory_pool:MHATokenToKVPool._store_kv_layer",
+        ("layer_idx", "loc", "cache_k", "cache_v"),
+        "writing slots in one call",
+    ),
+    Name(
+        f"{_S}.mem_cache.memory_pool:move_kv_cache_native",
+        ("k_buffer", "v_buffer", "tgt_loc", "src_loc"),
+        "moving slots without Triton",
+    ),
+    # hooks
+    Name(
+        f"{_S}.mem_cache.allocation:assign_req_to_token_pool_func",
+        (
+            "req_pool_indices",
+            "req_to_token",
+            "start_offset",
+            "end_offset",
+            "out_cache_loc",
+            "batch_size",
+        ),
+        "hook: slots of a block written without Triton",
+    ),
+    Name(
+        f"{_S}.mem_cache.allocation:get_last_loc",
+        ("req_to_token", "req_pool_indices_tensor", "prefix_lens_tensor"),
+        "hook: pages looked up without Triton",
+    ),
+    Name(
+        f"{_S}.mem_cache.allocation:get_last_loc_torch",
+        ("req_to_token", "req_pool_indices_tensor", "prefix_lens_tensor"),
+        "hook: pages looked up without Triton",
+    ),
+    Name(
+        f"{_S}.model_executor.model_runner:ModelRunner._extend_forward_kwargs",
+        ("forward_batch", "pp_proxy_tensors"),
+        "hook: the drafter's embeddings keep their dtype",
+    ),
+    Name(f"{_S}.plugins.hook_registry:HookRegistry.apply_hooks", (), "our hooks"),
+    # the models the fused decoder replaces the forward of, and the modules it reads
+    Name(
+        f"{_S}.models.qwen3_moe:Qwen3MoeForCausalLM",
+        ("config", "quant_config", "prefix"),
+        "fused decoder: verifier",
+    ),
+    Name(
+        f"{_S}.models.qwen2_moe:Qwen2MoeModel.forward",
+        ("input_ids", "positions", "forward_batch", "input_embeds", "pp_proxy_tensors"),
+        "fused decoder: verifier",
+    ),
+    Name(
+        f"{_S}.models.qwen3_moe:Qwen3MoeAttention.forward_prepare",
+        ("positions", "hidden_states", "forward_batch"),
+        "fused decoder: verifier",
+    ),
+    Name(
+        f"{_S}.models.qwen3_moe:Qwen3MoeSparseMoeBlock.forward_normal",
+        ("hidden_states",),
+        "fused decoder: verifier",
+    ),
+    Name(
+        f"{_S}.models.dflash:DFlashDraftModel.forward",
+        ("input_ids", "positions", "forward_batch", "input_embeds", "get_embedding"),
+        "fused decoder: drafter",
+    ),
+    Name(f"{_S}.layers.activation:SiluAndMul", None, "fused decoder: gate of the MLP"),
+    Name(
+        f"{_S}.layers.layernorm:RMSNorm.forward_native",
+        ("x", "residual", "post_residual_addition"),
+        "op forward: norm",
+    ),
+    Name(
+        f"{_S}.layers.rotary_embedding:RotaryEmbedding", None, "op forward and fused decoder: rope"
+    ),
+    Name(
+        f"{_S}.layers.rotary_embedding.base:RotaryEmbedding.forward_native",
+        ("positions", "query", "key", "offsets", "fused_set_kv_buffer_arg"),
+        "op forward: rope",
+    ),
+    Name(
+        f"{_S}.layers.quantization.unquant:UnquantizedLinearMethod",
+        None,
+        "fused decoder: plain products",
+    ),
+    Name(
+        f"{_S}.layers.quantization.unquant:UnquantizedFusedMoEMethod.forward_cpu",
+        ("layer", "dispatch_output"),
+        "op forward: experts",
+    ),
+    Name(f"{_S}.layers.moe.fused_moe_triton.layer:FusedMoE", None, "layout of the experts"),
+    Name(f"{_S}.layers.moe.topk:TopKConfig", None, "fused decoder: router"),
+    Name(f"{_S}.layers.moe.moe_runner.base:MoeRunnerConfig", None, "fused decoder: experts"),
+    Name(f"{_S}.layers.moe.token_dispatcher:StandardCombineInput", None, "op forward: experts"),
+    Name(f"{_S}.layers.aux_hidden_states:AuxHiddenStateList", None, "fused decoder: tapped layers"),
+    Name(
+        f"{_S}.layers.logits_processor:LogitsProcessorOutput", None, "fused decoder: drafter output"
+    ),
+    Name(f"{_S}.runtime_context:get_exec", None, "what is recorded about experts"),
+    Name(f"{_S}.runtime_context:get_lora", None, "whether adapters are on"),
+    Name(f"{_S}.runtime_context:get_observability", None, "whether modules are watched"),
+    Name(f"{_S}.runtime_context:get_parallel", None, "number of ranks"),
+    # SGLang's own worker
+    Name(
+        f"{_S}.speculative.dflash_worker_v2:DFlashWorkerV2.forward_batch_generation",
+        ("batch",),
+        "SGLang's own worker without streams",
+    ),
+    Name(
+        f"{_S}.utils.hf_transformers.config:get_config",
+        ("model", "trust_remote_code", "revision"),
+        "dtype of the checkpoint",
+    ),
+)
 
 
 def verify_contract(names: Iterable[Name] = HOST_NAMES) -> list[Mismatch]:

@@ -1,9 +1,9 @@
 """The on-disk format of a plain DFlash draft head: its configuration, tensor names and shapes.
 
-A plain head (Chen et al., *DFlash: Block Diffusion for Flash Speculative Decoding*) is a folder with a
-Qwen3-style ``config.json`` and safetensors weights. It has no embedding and no LM head of its own; both come
-from the verifier. Reading is strict: what is not understood is an error, never a default. Nothing here needs
-torch, so a pair can be checked from the safetensors headers alone.
+A plain head (Chen et al., *DFlash: Block Diffusion for Flash Speculative Decoding*) is a folder
+with a Qwen3-style ``config.json`` and safetensors weights. It has no embedding and no LM head of
+its own; both come from the verifier. Reading is strict: what is not understood is an error, never
+a default. Nothing here needs torch, so a pair can be checked from the safetensors headers alone.
 """
 
 import json
@@ -18,12 +18,13 @@ from dflash_sglang.errors import PairError
 FULL = "full_attention"
 SLIDING = "sliding_attention"
 
-# Every key of `dflash_config` a plain head may carry. Another key belongs to another head family or to a
-# newer layout whose meaning is unknown here.
+# Every key of `dflash_config` a plain head may carry. Another key belongs to another head family or
+# to a newer layout whose meaning is unknown here.
 _DFLASH_KEYS = frozenset(
     {"target_layer_ids", "mask_token_id", "mask_token", "block_size", "num_target_layers"}
 )
-# Top-level settings that a plain head leaves at these values; others change the tensors or the arithmetic.
+# Top-level settings that a plain head leaves at these values; others change the tensors or the
+# arithmetic.
 _PLAIN_VALUES: dict[str, tuple[Any, ...]] = {
     "projector_type": (None,),
     "markov_rank": (None, 0),
@@ -45,7 +46,7 @@ class CheckpointError(PairError):
 
 
 class OtherHeadError(CheckpointError):
-    """A draft checkpoint of another head family (or an anchor-first layout): not a plain DFlash head."""
+    """A draft checkpoint of another head family, or with an anchor-first layout."""
 
 
 class TensorInfo(NamedTuple):
@@ -112,7 +113,7 @@ def load_config(directory: Path) -> DraftConfig:
 
 
 def parse_config(raw: Mapping[str, Any]) -> DraftConfig:
-    """Turn the content of a draft checkpoint's config.json into a `DraftConfig`; errors as `load_config`."""
+    """Turn the content of a draft's config.json into a `DraftConfig`; errors as `load_config`."""
     dflash = _dflash_section(raw)
     num_layers = _positive(raw, "num_hidden_layers")
     num_heads = _positive(raw, "num_attention_heads")
@@ -140,7 +141,8 @@ def parse_config(raw: Mapping[str, Any]) -> DraftConfig:
         max_position_embeddings=_positive(raw, "max_position_embeddings"),
         attention_bias=bool(raw.get("attention_bias", False)),
         layer_types=layer_types,
-        # SGLang's rule: full layers see the whole block, sliding ones are causal, unless said otherwise.
+        # SGLang's rule, unless the checkpoint says otherwise: full layers see the whole block,
+        # sliding ones are causal.
         layer_causal=tuple(bool(raw.get("is_causal", kind == SLIDING)) for kind in layer_types),
         sliding_window=_positive(raw, "sliding_window") if SLIDING in layer_types else None,
     )
@@ -199,7 +201,7 @@ def read_headers(directory: Path) -> dict[str, TensorInfo]:
 
 
 def tensor_problems(config: DraftConfig, found: Mapping[str, TensorInfo]) -> list[str]:
-    """One line for each missing, unexpected or misshapen tensor; empty when the weights fit `config`."""
+    """One line for each missing, unexpected or misshapen tensor; none when all fit `config`."""
     expected = expected_tensors(config)
     problems = [
         f"missing tensor {name} {shape}" for name, shape in expected.items() if name not in found
@@ -263,7 +265,8 @@ def _check_consistent(config: DraftConfig) -> None:
         )
     if config.num_heads % config.num_kv_heads:
         raise CheckpointError(
-            f"num_attention_heads {config.num_heads} is not a multiple of num_key_value_heads {config.num_kv_heads}"
+            f"num_attention_heads {config.num_heads} is not a multiple of "
+            f"num_key_value_heads {config.num_kv_heads}"
         )
     if not 0 < config.rotary_dim <= config.head_dim or config.rotary_dim % 2:
         raise CheckpointError(
@@ -281,7 +284,8 @@ def _check_consistent(config: DraftConfig) -> None:
     if depth is not None and max(config.target_layer_ids) >= depth - 1:
         # The last layer's output leaves the verifier only after its final norm.
         raise CheckpointError(
-            f"target_layer_ids {config.target_layer_ids} must all be below {depth - 1}, the last layer"
+            f"target_layer_ids {config.target_layer_ids} must all be below {depth - 1}, "
+            "the last layer"
         )
 
 

@@ -1,11 +1,12 @@
-"""A plain DFlash draft head, written to be read (Chen et al., *DFlash: Block Diffusion for Flash
-Speculative Decoding*).
+"""A plain DFlash draft head, written to be read.
 
-One forward pass drafts a whole block. Slot 0 of the block holds the anchor, the last committed token, at
-position p; slots 1 .. block_size - 1 hold the mask token at p + 1 ...; slot i predicts the token at p + i.
-The verifier's hidden states of positions < p, tapped after some of its layers, are projected once and
-injected as additional keys and values into the attention of every draft layer (*context KV*). Within the
-block attention is not causal in full layers: the slots see each other. Embedding and LM head are the verifier's.
+The method is that of Chen et al., *DFlash: Block Diffusion for Flash Speculative Decoding*. One
+forward pass drafts a whole block. Slot 0 of the block holds the anchor, the last committed token,
+at position p; slots 1 .. block_size - 1 hold the mask token at p + 1 ...; slot i predicts the
+token at p + i. The verifier's hidden states of positions < p, tapped after some of its layers,
+are projected once and injected as additional keys and values into the attention of every draft
+layer (*context KV*). Within the block attention is not causal in full layers: the slots see each
+other. Embedding and LM head are the verifier's.
 
             keys/values:   context 0 .. p-1      block p .. p+block_size-1
                            (from the taps)       (from the layer's own input)
@@ -95,7 +96,8 @@ class Attention(nn.Module):
             attn_mask=visible[:, None],
             enable_gqa=True,
         )
-        return self.o_proj(out.transpose(1, 2).flatten(2))
+        mixed: Tensor = self.o_proj(out.transpose(1, 2).flatten(2))
+        return mixed
 
 
 class MLP(nn.Module):
@@ -110,7 +112,8 @@ class MLP(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., hidden] -> same."""
-        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+        out: Tensor = self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+        return out
 
 
 class DraftLayer(nn.Module):
@@ -126,7 +129,8 @@ class DraftLayer(nn.Module):
     def forward(self, x: Tensor, positions: Tensor, context: LayerKV, visible: Tensor) -> Tensor:
         """Arguments as `Attention.forward`."""
         x = x + self.self_attn(self.input_layernorm(x), positions, context, visible)
-        return x + self.mlp(self.post_attention_layernorm(x))
+        out: Tensor = x + self.mlp(self.post_attention_layernorm(x))
+        return out
 
 
 class DraftModel(nn.Module):
@@ -153,7 +157,8 @@ class DraftModel(nn.Module):
             positions: [bs, length] int64, positions of the tokens the states belong to.
         """
         states = self.hidden_norm(self.fc(taps))
-        return [layer.self_attn.keys_values(states, positions) for layer in self.layers]
+        attentions = [layer.self_attn for layer in self.layers if isinstance(layer, DraftLayer)]
+        return [attention.keys_values(states, positions) for attention in attentions]
 
     def forward(
         self,
@@ -185,10 +190,11 @@ class DraftModel(nn.Module):
                 causal=self.config.layer_causal[index],
             )
             x = layer(x, positions, kv, visible)
-        return self.norm(x)
+        out: Tensor = self.norm(x)
+        return out
 
     def block_ids(self, anchor: Tensor, block_size: int) -> Tensor:
-        """Token ids [bs, block_size] of blocks that start from anchor [bs]: the anchor, then masks."""
+        """Token ids [bs, block_size] of blocks that start from anchor [bs]: then masks."""
         ids = anchor.new_full((len(anchor), block_size), self.config.mask_token_id)
         ids[:, 0] = anchor
         return ids
@@ -204,8 +210,8 @@ def visibility(
 ) -> Tensor:
     """Which keys every slot sees: [bs, block, ctx + block] bool, context first.
 
-    With a window a slot sees the keys less than `window` positions behind it, itself counted. Unless
-    `causal`, it sees all later slots of its block.
+    With a window a slot sees the keys less than `window` positions behind it, itself counted.
+    Unless `causal`, it sees all later slots of its block.
     """
     keys = torch.cat([context_positions, positions], dim=1)
     behind = positions[:, :, None] - keys[:, None]  # [bs, block, ctx + block]

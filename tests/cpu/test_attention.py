@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tests.cpu.attention_cases import Batch, attend_by_definition, make_batch
 
 from dflash_sglang.cpu import attention
 from dflash_sglang.cpu.attention import FULL_CONTEXT, attend, plan_attention
+from tests.cpu.attention_cases import Batch, attend_by_definition, make_batch
 
 SCALE = 0.25
 # float32 sums over at most a few hundred terms of size one against float64
@@ -30,9 +30,7 @@ MODES = {
 
 def planned(batch: Batch) -> list[attention.AttentionGroup]:
     row_elements = batch.kv.shape[2] * batch.kv.shape[3]
-    return plan_attention(
-        batch.req_to_token, batch.rows, batch.q_lens, batch.kv_lens, row_elements
-    )
+    return plan_attention(batch.req_to_token, batch.rows, batch.q_lens, batch.kv_lens, row_elements)
 
 
 def check(batch: Batch, causal: bool, window_left: int = FULL_CONTEXT) -> None:

@@ -22,9 +22,7 @@ def test_rms_norm(shape: tuple[int, ...], scale: float) -> None:
     """Scale 1e-4 is where eps weighs as much as the mean square."""
     x, weight = torch.randn(shape) * scale, torch.randn(shape[-1])
     expected = norm_by_definition(x, EPS) * weight.double()
-    torch.testing.assert_close(
-        rms_norm(x, weight, EPS).double(), expected, atol=1e-6, rtol=1e-5
-    )
+    torch.testing.assert_close(rms_norm(x, weight, EPS).double(), expected, atol=1e-6, rtol=1e-5)
     torch.testing.assert_close(
         unit_norm(x, EPS).double(), norm_by_definition(x, EPS), atol=1e-6, rtol=1e-5
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import pytest
 import torch
 from torch import Tensor
@@ -119,7 +121,7 @@ def test_choice_by_token_count() -> None:
 class Clock:
     """Time that passes only while a form runs: a price per call and per token."""
 
-    PRICES = {"looped": (1, 10), "batched": (28, 4), "grouped": (60, 1)}
+    PRICES: ClassVar = {"looped": (1, 10), "batched": (28, 4), "grouped": (60, 1)}
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 0.0

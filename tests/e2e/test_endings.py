@@ -14,6 +14,10 @@ from tests.e2e.servers import TestedServer
 
 CONTEXT_LENGTH = 2048  # the embedded verifier's
 BLOCK = 16
+# SGLang hands the text of an unstreamed answer on in pieces, whenever the length is a multiple of
+# 50 tokens (SGLANG_FORCE_STREAM_INTERVAL), and cannot take back the head of a stop string that was
+# in an earlier piece: with the plain server too, trimmed text is only defined below this length.
+FIRST_PIECE = 50
 
 Compare = Callable[[list[dict[str, Any]]], list[Any]]
 
@@ -58,12 +62,18 @@ def test_a_stop_token_at_any_place_of_a_block(compare: Compare, reference: Refer
 def test_a_stop_string_at_any_place(compare: Compare, reference: Reference, trim: bool) -> None:
     # Strings that start inside a token, end inside one, and span several.
     payloads = [
-        greedy(prompt, stop=[answer.text[start : start + 5]], no_stop_trim=not trim)
-        for prompt, answer in zip(reference.prompts[:4], reference.answers[:4], strict=True)
-        for start in range(3, len(answer.text) - 5, 9)
+        greedy(prompt, FIRST_PIECE - 1, stop=[answer.text[start : start + 5]], no_stop_trim=not trim)
+        for prompt, answer in zip(reference.prompts[:6], reference.answers[:6], strict=True)
+        for start in range(3, min(100, len(answer.text) - 5), 9)
     ]
     got = compare(payloads)
-    assert all(isinstance(one["meta_info"]["finish_reason"]["matched"], str) for one in got)
+    found = [
+        one["text"].count(payload["sampling_params"]["stop"][0])
+        for payload, one in zip(payloads, got, strict=True)
+        if one["meta_info"]["finish_reason"].get("matched") == payload["sampling_params"]["stop"][0]
+    ]
+    assert len(found) > 0.7 * len(got)  # the others lie past the first piece
+    assert set(found) == {0 if trim else 1}
 
 
 def test_a_stop_expression(compare: Compare, reference: Reference) -> None:

@@ -1,4 +1,4 @@
-"""The reference drafter against a loop written out in float64, and the properties serving relies on."""
+"""The reference drafter against a loop in float64, and the properties serving relies on."""
 
 import dataclasses
 import json
