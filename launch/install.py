@@ -87,7 +87,8 @@ def build(path: Path, pins: Pins, lock: int) -> None:
         [
             *(python, "-m", "pip", "install", "--no-input", "--no-cache-dir"),
             *("--disable-pip-version-check", "--progress-bar", "off"),
-            *("-c", str(pins.constraints), *pins.requirements),
+            # The constraints are the complete environment: nothing is left to resolve.
+            *("--no-deps", "-r", str(pins.constraints)),
         ],
     )
     packages = sum(1 for line in pins.constraints.read_text().splitlines() if "==" in line)

@@ -42,6 +42,14 @@ def register_choices() -> None:
     for known, add in (
         (choices.ATTENTION_BACKEND_CHOICES, choices.add_attention_backend_choices),
         (choices.DRAFT_ATTENTION_BACKEND_CHOICES, choices.add_draft_attention_backend_choices),
+        (
+            choices.DETERMINISTIC_ATTENTION_BACKEND_CHOICES,
+            choices.add_deterministic_attention_backend_choices,
+        ),
+        (
+            choices.RADIX_SUPPORTED_DETERMINISTIC_ATTENTION_BACKEND,
+            choices.add_radix_supported_deterministic_attention_backend_choices,
+        ),
     ):
         if BACKEND not in known:
             add([BACKEND])

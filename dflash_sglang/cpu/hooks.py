@@ -10,6 +10,7 @@ from sglang.srt.mem_cache.allocation import get_last_loc_torch
 from sglang.srt.plugins.hook_registry import HookRegistry, HookSource, HookType
 
 from dflash_sglang.cpu.allocation import assign_slots
+from dflash_sglang.cpu.seeds import murmur_hash32, no_batch_invariant_kernels
 from dflash_sglang.errors import PlatformError
 
 SOURCE = HookSource(plugin_name="dflash_cpu", dist_name="dflash-sglang")
@@ -51,6 +52,18 @@ HOOKS = (
         keep_embedding_dtype,
         HookType.AFTER,
         "a float32 drafter gets bfloat16 embeddings",
+    ),
+    Hook(
+        "sglang.kernels.ops.sampling.murmur_hash.murmur_hash32",
+        murmur_hash32,
+        HookType.REPLACE,
+        "seeded sampling hashes with a kernel that the wheel lacks for CPUs",
+    ),
+    Hook(
+        "sglang.srt.model_executor.model_runner.ModelRunner.maybe_enable_batch_invariant_mode",
+        no_batch_invariant_kernels,
+        HookType.REPLACE,
+        "--enable-deterministic-inference registers Triton matmuls",
     ),
 )
 

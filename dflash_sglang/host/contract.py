@@ -565,6 +565,26 @@ CPU_NAMES: tuple[Name, ...] = (
         ("model", "trust_remote_code", "revision"),
         "dtype of the checkpoint",
     ),
+    Name(
+        "sglang.kernels.ops.sampling.murmur_hash:murmur_hash32",
+        ("seed", "positions", "col_indices"),
+        "seeds without Triton (REPLACE)",
+    ),
+    Name(
+        f"{_S}.model_executor.model_runner:ModelRunner.maybe_enable_batch_invariant_mode",
+        (),
+        "seeds without Triton (REPLACE)",
+    ),
+    Name(
+        f"{_S}.arg_groups.choices:add_deterministic_attention_backend_choices",
+        None,
+        "our backend under --enable-deterministic-inference",
+    ),
+    Name(
+        f"{_S}.arg_groups.choices:add_radix_supported_deterministic_attention_backend_choices",
+        None,
+        "the radix cache beside it",
+    ),
 )
 
 

@@ -13,11 +13,31 @@ _INSTEAD = "Leave it out, or send the request to a server without --speculative-
 
 
 def refusal(req: Req) -> str | None:
-    """Why the request cannot be served exactly with speculation, or None.
+    """Why the request cannot be served, or cannot be served exactly with speculation; else None.
 
     Args:
         req: a request as the scheduler has received it, sampling parameters normalised.
     """
+    return _malformed(req) or _inexact(req)
+
+
+def _malformed(req: Req) -> str | None:
+    """Ids outside the vocabulary, which would end the scheduler and everybody's requests."""
+    params = req.sampling_params
+    named = {"input_ids": req.origin_input_ids}
+    if params.min_new_tokens > 0:
+        named["stop_token_ids"] = params.stop_token_ids or ()
+    for name, ids in named.items():
+        if len(ids) > 0 and not 0 <= min(ids) <= max(ids) < req.vocab_size:
+            outside = next(i for i in ids if not 0 <= i < req.vocab_size)
+            return (
+                f"{name} has the token id {outside}, outside the vocabulary of {req.vocab_size}. "
+                f"Give ids from 0 to {req.vocab_size - 1}."
+            )
+    return None
+
+
+def _inexact(req: Req) -> str | None:
     if req.custom_logit_processor is not None:
         # It may read the request's output, which at a drafted position is not there yet.
         return f"custom_logit_processor is not supported with DFLASH. {_INSTEAD}"
