@@ -18,7 +18,7 @@ from dflash_sglang.model.reference import DraftModel
 def export_verifier(model: Verifier, tokenizer_file: Path, directory: Path) -> None:
     """Write a Qwen3-MoE checkpoint with its tokenizer and chat template."""
     directory.mkdir(parents=True, exist_ok=True)
-    save_file(verifier_tensors(model), directory / "model.safetensors", metadata={"format": "pt"})
+    _save(verifier_tensors(model), directory / "model.safetensors")
     _write_json(directory / "config.json", verifier_config(model))
     generation = {"eos_token_id": pair_data.END_ID, "pad_token_id": pair_data.PAD_ID}
     _write_json(directory / "generation_config.json", generation)
@@ -98,7 +98,7 @@ def export_drafter(model: DraftModel, directory: Path) -> None:
     """Write a plain DFlash head; it has no embedding and no LM head."""
     directory.mkdir(parents=True, exist_ok=True)
     tensors = {name: _bf16(tensor) for name, tensor in model.state_dict().items()}
-    save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
+    _save(tensors, directory / "model.safetensors")
     _write_json(directory / "config.json", drafter_config(model.config))
 
 
@@ -128,6 +128,11 @@ def drafter_config(config: DraftConfig) -> dict[str, Any]:
         },
         "torch_dtype": "bfloat16",
     }
+
+
+def _save(tensors: dict[str, Tensor], file: Path) -> None:
+    save_file(tensors, file, metadata={"format": "pt"})
+    file.chmod(0o644)  # it is created for the owner alone; an installed package is read by others
 
 
 def _bf16(tensor: Tensor) -> Tensor:

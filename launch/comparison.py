@@ -73,6 +73,9 @@ def make_server(mode: Mode, options: Options) -> Server:
     most = max(options.concurrency)
     args = ["--max-running-requests", str(most)]
     args += ["--max-total-tokens", str(max(8192, TOKENS_PER_REQUEST * most))]
+    # 1: none. Unset, SGLang holds a new prefill back until several slots are free, with DFLASH
+    # alone and only near the limit above, which is where this load runs.
+    args += ["--min-free-slots-delay", "1"]
     if mode.drafter is not None:
         args += ["--speculative-dflash-block-size", str(options.block_size)]
     verifier = zoo.path(options.model).verifier

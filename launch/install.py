@@ -71,7 +71,7 @@ def build(path: Path, pins: Pins, lock: int) -> None:
     say(
         f"making the environment {path}\n"
         "  SGLang with its CUDA build of PyTorch: 4 GB to download, 11 GB on disk,\n"
-        "  about 5 minutes on an idle machine with a fast network; done once for these pins"
+        "  about 3 minutes on two idle cores with a fast network; done once for these pins"
     )
     report_others(path)
     path.mkdir(exist_ok=True)

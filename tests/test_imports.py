@@ -23,8 +23,8 @@ LEVELS = {
     "dflash_sglang.plugin": 4,
     "dflash_sglang.check": 4,
     "launch": 5,
-    "bench": 5,
-    "tests": 6,
+    "bench": 6,
+    "tests": 7,
 }
 SIBLINGS = {("dflash_sglang.cpu", "dflash_sglang.host")}  # cpu reads host.contract
 MAY_IMPORT_SGLANG = {"dflash_sglang.host", "dflash_sglang.cpu", "bench", "tests"}

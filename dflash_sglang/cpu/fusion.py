@@ -13,11 +13,12 @@ from collections.abc import Iterator
 from typing import Any
 
 from sglang.srt.layers.activation import SiluAndMul
+from sglang.srt.layers.linear import LinearBase
 from sglang.srt.layers.moe.fused_moe_triton.layer import FusedMoE
 from sglang.srt.models.dflash import DFlashDraftModel
 from sglang.srt.models.qwen3_moe import Qwen3MoeForCausalLM
 from sglang.srt.runtime_context import get_exec, get_lora, get_observability, get_parallel
-from torch import nn
+from torch import Tensor, nn
 
 from dflash_sglang.cpu.decoder import drafter_forward, expert_mlp, qwen3_moe_forward
 from dflash_sglang.cpu.moe_choice import forms_for
@@ -32,20 +33,26 @@ from dflash_sglang.cpu.plain import (
 logger = logging.getLogger(__name__)
 
 
-def prepare_experts(model: nn.Module) -> None:
-    """Lay the experts out for the batched form, and measure which form to run.
+def lay_out_weights(model: nn.Module) -> None:
+    """Store weights the way a CPU multiplies a few tokens by them; shapes and values stay.
 
-    A down projection keeps its shape [experts, dim, width] and is stored [experts, width, dim]:
-    those of all experts then are one matrix, without a second copy.
+    A matrix [out, in] is stored [in, out]: for 1 to 32 tokens its product then took 0.6 to 0.9 of
+    the time on the machine it was measured on, weights coming from the last-level cache. The down
+    projections of the experts are stored [experts, width, dim], so that those of all experts are
+    one matrix. Neither needs a second copy, and loading new weights in place keeps working.
 
     Args:
-        model: the model just loaded; its plain experts are changed in place.
+        model: the model just loaded; its unquantised matrices are changed in place.
     """
-    for experts in model.modules():
-        if isinstance(experts, FusedMoE) and is_plain_experts(experts):
-            down = experts.w2_weight.data.transpose(1, 2).contiguous()
-            experts.w2_weight.data = down.transpose(1, 2)
-            forms_for(experts.w13_weight, down, experts.moe_runner_config.top_k)
+    for module in model.modules():
+        if isinstance(module, LinearBase) and is_plain_linear(module):
+            _store_transposed(module.weight)
+        if isinstance(module, FusedMoE) and is_plain_experts(module):
+            _store_transposed(module.w2_weight)
+
+
+def _store_transposed(weight: Tensor) -> None:
+    weight.data = weight.data.transpose(-2, -1).contiguous().transpose(-2, -1)
 
 
 def install_decoder(model: nn.Module) -> None:

@@ -10,7 +10,7 @@ from torch import nn
 
 from dflash_sglang.cpu import BACKEND
 from dflash_sglang.cpu.attention_backend import CpuAttentionBackend, refuse_unserved_attention
-from dflash_sglang.cpu.fusion import install_decoder, prepare_experts
+from dflash_sglang.cpu.fusion import install_decoder, lay_out_weights
 from dflash_sglang.cpu.hooks import apply_hooks
 from dflash_sglang.cpu.ops import register_ops
 from dflash_sglang.cpu.threads import set_threads
@@ -43,5 +43,5 @@ def prepare_model(model: nn.Module) -> None:
         if getattr(module, "use_table_qk_norm_rope", False):
             # a Triton kernel that a bfloat16 drafter would take
             cast(Any, module).use_table_qk_norm_rope = False
-    prepare_experts(model)
+    lay_out_weights(model)
     install_decoder(model)

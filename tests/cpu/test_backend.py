@@ -6,7 +6,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from sglang.srt.layers.attention.base_attn_backend import AttentionBackend
 from sglang.srt.layers.radix_attention import AttentionType, RadixAttention
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
 from torch import Tensor, nn
@@ -161,9 +160,3 @@ def test_lengths_may_be_recorded_on_a_stream() -> None:
     streamless.record_stream(None)
     assert streamless.data_ptr() == lengths.data_ptr()
     assert type(streamless + 1) is Tensor
-
-
-def test_backend_implements_sglangs_interface() -> None:
-    assert not getattr(AttentionBackend, "__abstractmethods__", None) or not getattr(
-        CpuAttentionBackend, "__abstractmethods__", None
-    )
