@@ -21,8 +21,8 @@ ENTRY_POINTS = "[sglang.srt.platforms]\ndflash_cpu = dflash_sglang.cpu:activate\
 def test_fused_decoder_computes_what_sglangs_forward_computes(tmp_path: Path) -> None:
     """Prefill and decode of a ragged batch with tapped layers, and a block of the drafter.
 
-    Catches a norm weight on the wrong heads, a rotation by the wrong position, a tap taken after its
-    layer instead of before, a missing residual. In its own process: SGLang's state is global.
+    Catches a norm weight on the wrong heads, a rotation by the wrong position, a tap taken after
+    its layer instead of before, a missing residual. In its own process: SGLang's state is global.
     """
     distribution = tmp_path / "probe-0.dist-info"
     distribution.mkdir()

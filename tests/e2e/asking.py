@@ -11,7 +11,9 @@ from typing import Any
 from launch.client import Client, RequestError
 
 
-def greedy(prompt: str | Sequence[int], max_new_tokens: int = 96, **sampling: object) -> dict[str, Any]:
+def greedy(
+    prompt: str | Sequence[int], max_new_tokens: int = 96, **sampling: object
+) -> dict[str, Any]:
     """Body of a greedy `/generate` request for a prompt given as text or token ids."""
     params = {"temperature": 0, "max_new_tokens": max_new_tokens, **sampling}
     source = {"text": prompt} if isinstance(prompt, str) else {"input_ids": list(prompt)}
@@ -53,7 +55,8 @@ def events(response: HTTPResponse) -> Iterator[Any]:
 
 
 def essence(answer: Any) -> Any:
-    """What two servers must agree on in an answer of `/generate`: all but ids, times, statistics."""
+    """What two servers must agree on in an answer of `/generate`: all but ids, times,
+    statistics."""
     if isinstance(answer, list):
         return [essence(one) for one in answer]
     if isinstance(answer, tuple):

@@ -1,4 +1,4 @@
-"""Ways to serve that must not change an answer; the matrix of bench/exactness.py and its sample here."""
+"""Ways to serve that must not change an answer: the axes of bench/exactness.py's matrix."""
 
 from __future__ import annotations
 

@@ -20,8 +20,8 @@ STRICT = {
 }
 REST_TIMEOUT_S = 20.0
 COMPLAINT = re.compile(
-    r"Traceback|memory leak|Mem Leak|use-after-free|double free|Failed to apply hooks|Failed to load plugin"
-    r"|Scheduler hit an exception",
+    r"Traceback|memory leak|Mem Leak|use-after-free|double free|Failed to apply hooks"
+    r"|Failed to load plugin|Scheduler hit an exception",
 )
 
 

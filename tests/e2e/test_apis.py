@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -71,10 +72,12 @@ def test_a_generate_stream_joins_to_the_answer(dflash: TestedServer, reference: 
         events = stream(dflash, greedy(prompt))
         assert events[-1]["text"] == answer.text
         ids = [token for event in events for token in event["output_ids"]]
-        assert tuple(events[-1]["output_ids"]) == answer.output_ids or tuple(ids) == answer.output_ids
+        assert (
+            tuple(events[-1]["output_ids"]) == answer.output_ids or tuple(ids) == answer.output_ids
+        )
         # Text only grows: nothing that was sent is taken back.
         texts = [event["text"] for event in events]
-        assert all(late.startswith(early) for early, late in zip(texts, texts[1:], strict=False))
+        assert all(late.startswith(early) for early, late in itertools.pairwise(texts))
 
 
 @pytest.mark.parametrize("constraint", CONSTRAINTS)
@@ -127,7 +130,10 @@ def test_logprobs(plain: TestedServer, dflash: TestedServer, reference: Referenc
             "input_token_ids_logprobs",
             "output_token_ids_logprobs",
         ):
-            expected, got = list(flat(left["meta_info"][name])), list(flat(right["meta_info"][name]))
+            expected, got = (
+                list(flat(left["meta_info"][name])),
+                list(flat(right["meta_info"][name])),
+            )
             assert [token for _, token in expected] == [token for _, token in got], name
             assert [value for value, _ in got] == pytest.approx(
                 [value for value, _ in expected], abs=LOGPROB_TOLERANCE
@@ -172,7 +178,12 @@ def test_completions(
         {},
         {"n": 2},
         {"stop": ["\n"]},
-        {"response_format": {"type": "json_schema", "json_schema": {"name": "p", "schema": PERSON}}},
+        {
+            "response_format": {
+                "type": "json_schema",
+                "json_schema": {"name": "p", "schema": PERSON},
+            }
+        },
         {"logit_bias": {"20": -100}},
     ],
     ids=lambda options: next(iter(options), "defaults"),

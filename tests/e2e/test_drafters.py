@@ -148,7 +148,7 @@ def sum_correct(answer: Answer) -> int:
 def test_a_lost_slot_is_noticed(
     scripted_server: TestedServer, continuations: tuple[scripts.Continuation, ...]
 ) -> None:
-    """The negative control of every `check_rest`. Last in this file: the server does not survive."""
+    """The negative control of every `check_rest`; last, as the server does not survive it."""
     payload = {**greedy(continuations[0].prompt_ids, 8), "rid": scripts.LEAK}
     with pytest.raises((OSError, AssertionError)):
         ask_all(scripted_server, [payload])

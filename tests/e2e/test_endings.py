@@ -62,7 +62,9 @@ def test_a_stop_token_at_any_place_of_a_block(compare: Compare, reference: Refer
 def test_a_stop_string_at_any_place(compare: Compare, reference: Reference, trim: bool) -> None:
     # Strings that start inside a token, end inside one, and span several.
     payloads = [
-        greedy(prompt, FIRST_PIECE - 1, stop=[answer.text[start : start + 5]], no_stop_trim=not trim)
+        greedy(
+            prompt, FIRST_PIECE - 1, stop=[answer.text[start : start + 5]], no_stop_trim=not trim
+        )
         for prompt, answer in zip(reference.prompts[:6], reference.answers[:6], strict=True)
         for start in range(3, min(100, len(answer.text) - 5), 9)
     ]

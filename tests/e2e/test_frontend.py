@@ -75,7 +75,9 @@ def branches(s: Any, prompt: str) -> None:
 @sgl.function
 def constrained(s: Any, prompt: str) -> None:
     s += prompt
-    s += sgl.gen("sum", max_tokens=24, temperature=0, regex=r"[0-9]{1,3} \+ [0-9]{1,3} = [0-9]{1,4}")
+    s += sgl.gen(
+        "sum", max_tokens=24, temperature=0, regex=r"[0-9]{1,3} \+ [0-9]{1,3} = [0-9]{1,4}"
+    )
     s += " "
     s += sgl.gen("number", max_tokens=8, temperature=0, dtype=int)
 

@@ -19,9 +19,7 @@ from tests.e2e.servers import TestedServer
 # batches and retraction. All pairs are in bench/exactness.py.
 SAMPLE = (
     Configuration(4, 16, overlap=False, radix=False, chunked=True, window=True),
-    Configuration(
-        8, 1, Drafter.SLIDING, chunked=True, mixed=True, retraction=Retraction.FORCED
-    ),
+    Configuration(8, 1, Drafter.SLIDING, chunked=True, mixed=True, retraction=Retraction.FORCED),
     Configuration(16, 16, Drafter.RANDOM, overlap=False, retraction=Retraction.PRESSURE),
 )
 
@@ -131,4 +129,3 @@ def test_a_configuration_changes_no_answer(
     if configuration.retraction is not Retraction.NONE:
         assert retractions(answers) > 0
     assert all(len(correct_drafts(answer)) <= configuration.block_size for answer in answers)
-

@@ -1,6 +1,6 @@
 """Answers prompts with `sglang.Engine`, in a process of its own: reads and writes JSON files.
 
-    offline_engine.py MODEL DRAFTER PROMPTS.json ANSWERS.json
+offline_engine.py MODEL DRAFTER PROMPTS.json ANSWERS.json
 """
 
 from __future__ import annotations

@@ -2,9 +2,8 @@
 
 The id of a request names its script, so one batch can mix them:
 
-    oracle-<k>/...    the verifier's own continuation, wrong at draft k + 1 and right again behind it
-    holes-<seed>/...  the continuation, wrong at random places
-    wrong/...         wrong everywhere
+    oracle-<k>/...    the verifier's own continuation, wrong at draft k + 1 and right again behind
+    it holes-<seed>/...  the continuation, wrong at random places wrong/...         wrong everywhere
     leak/...          as wrong, and takes a KV slot that nobody gives back (the negative control)
 
 Requests with other ids keep what the drafter proposes. Drafts behind a wrong one are right on
@@ -41,7 +40,9 @@ def hook_drafter() -> None:
 
 def propose(original: Any, drafter: Any, batch: Any, block: Any, plan: Any) -> Any:
     """AROUND hook: drafts as usual, then overwrites the rows of scripted requests."""
-    draft_ids = original(drafter, batch, block, plan).clone()  # an inference tensor is read-only here
+    draft_ids = original(
+        drafter, batch, block, plan
+    ).clone()  # an inference tensor is read-only here
     for row, req in enumerate(batch.reqs):
         script = req.rid.partition("/")[0]
         kind, _, argument = script.partition("-")
