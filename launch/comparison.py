@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from tqdm import tqdm
 
-from dflash_sglang import zoo
+from dflash_sglang import cpu, zoo
 from dflash_sglang.config import READY
 from launch import load
 from launch.report import PLAIN, Pass
@@ -76,6 +76,9 @@ def make_server(mode: Mode, options: Options) -> Server:
     # 1: none. Unset, SGLang holds a new prefill back until several slots are free, with DFLASH
     # alone and only near the limit above, which is where this load runs.
     args += ["--min-free-slots-delay", "1"]
+    if cpu.activate() is not None:
+        # Nothing runs beside the scheduler on a CPU: overlap would only add a step to every answer.
+        args.append("--disable-overlap-schedule")
     if mode.drafter is not None:
         args += ["--speculative-dflash-block-size", str(options.block_size)]
     verifier = zoo.path(options.model).verifier
