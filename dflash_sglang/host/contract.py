@@ -44,6 +44,11 @@ HOST_NAMES: tuple[Name, ...] = (
         (),
         "room for two blocks past the context (AFTER)",
     ),
+    Name(
+        f"{_S}.managers.schedule_batch:Req.update_finish_state",
+        ("new_accepted_len",),
+        "the first stop of an accepted run (AROUND)",
+    ),
     # Configuration and process state.
     Name(f"{_S}.runtime_context:get_exec", (), "graph backend"),
     Name(f"{_S}.runtime_context:get_parallel", (), "tensor-parallel group"),

@@ -12,6 +12,7 @@ from sglang.srt.plugins.hook_registry import HookRegistry, HookSource, HookType
 
 from dflash_sglang.config import WORKER_VARIABLE, WorkerChoice, read_config
 from dflash_sglang.errors import ContractError
+from dflash_sglang.host.finish import finish_token_by_token
 from dflash_sglang.host.flags import pair_report, refuse_unsupported_flags
 from dflash_sglang.model.pair import PairReport, Server
 
@@ -25,6 +26,7 @@ logger = logging.getLogger(__name__)
 _SOURCE = HookSource(plugin_name="dflash", dist_name="dflash_sglang")
 CREATE_WORKER = "sglang.srt.speculative.spec_info.SpeculativeAlgorithm.create_worker"
 VALIDATE_REQUEST = "sglang.srt.speculative.dflash_utils.validate_dflash_request"
+FINISH = "sglang.srt.managers.schedule_batch.Req.update_finish_state"
 HEADROOM = "sglang.srt.mem_cache.allocation_sizing.get_req_to_token_extra_context_len"
 
 
@@ -77,9 +79,10 @@ def _install_worker_hooks() -> None:
     """Hooks that only our worker needs, set in the scheduler process before pools are sized."""
     HookRegistry.register(HEADROOM, _headroom, HookType.AFTER, source=_SOURCE)
     HookRegistry.register(VALIDATE_REQUEST, _validate_request, HookType.AROUND, source=_SOURCE)
+    HookRegistry.register(FINISH, finish_token_by_token, HookType.AROUND, source=_SOURCE)
     HookRegistry.apply_hooks()
     # apply_hooks only logs a hook that it could not set.
-    missing = {HEADROOM, VALIDATE_REQUEST} - HookRegistry._patched
+    missing = {HEADROOM, VALIDATE_REQUEST, FINISH} - HookRegistry._patched
     if missing:
         raise ContractError(
             f"SGLang did not accept the hooks on {', '.join(sorted(missing))}; see the log above. "

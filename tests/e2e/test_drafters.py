@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Sequence
 
 import pytest
@@ -150,9 +151,8 @@ def test_a_lost_slot_is_noticed(
 ) -> None:
     """The negative control of every `check_rest`; last, as the server does not survive it."""
     payload = {**greedy(continuations[0].prompt_ids, 8), "rid": scripts.LEAK}
-    with pytest.raises((OSError, AssertionError)):
+    with contextlib.suppress(OSError):  # the server may die while it answers
         ask_all(scripted_server, [payload])
-        scripted_server.check_rest()
     with pytest.raises(NotAtRestError):
         scripted_server.check_rest()
     assert any("leak" in line.lower() for line in scripted_server.complaints())
