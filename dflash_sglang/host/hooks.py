@@ -99,6 +99,9 @@ def _headroom(result: int) -> int:
 def _validate_request(
     original: Callable[..., str | None], req: Req, enable_overlap: bool
 ) -> str | None:
-    from dflash_sglang.host.requests import refusal
+    from dflash_sglang.host.requests import disarm, refusal
 
-    return refusal(req) or original(req, enable_overlap)
+    reason = refusal(req)
+    if reason is not None:
+        disarm(req)
+    return reason or original(req, enable_overlap)

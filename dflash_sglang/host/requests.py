@@ -52,3 +52,17 @@ def _inexact(req: Req) -> str | None:
             "--enable-deterministic-inference gives every request. Leave min_p at 0."
         )
     return None
+
+
+def disarm(req: Req) -> None:
+    """Take from a refused request what it was refused for.
+
+    SGLang answers a refused request by way of a prefill of one dummy token, whose sampler would
+    trip over the same parameters.
+    """
+    params = req.sampling_params
+    params.min_p = 0.0
+    params.min_new_tokens = 0
+    req.custom_logit_processor = None
+    req.return_hidden_states = False
+    req.return_sampling_mask = False

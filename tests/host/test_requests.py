@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from dflash_sglang.host import requests
-from dflash_sglang.host.requests import refusal
+from dflash_sglang.host.requests import disarm, refusal
 
 VOCAB = 100
 
@@ -62,6 +62,10 @@ def test_refused_with_the_reason(changes: dict[str, Any], told: str) -> None:
 def test_min_p_with_a_seed_is_refused(seeds: SimpleNamespace) -> None:
     # SGLang's sampler asserts on it, which would end the scheduler.
     seeds.enable_deterministic_inference = True
-    reason = refusal(request_with(min_p=0.2))
+    req = request_with(min_p=0.2)
+    reason = refusal(req)
     assert reason is not None
     assert "min_p=0.2" in reason
+    # A refused request still passes through the sampler once.
+    disarm(req)
+    assert refusal(req) is None
