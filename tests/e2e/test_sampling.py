@@ -25,7 +25,7 @@ PENALTIES: tuple[dict[str, Any], ...] = (
     {},
 )
 SEED_ARGS = ("--enable-deterministic-inference",)
-DRAWS, BATCH = 2400, 60
+DRAWS, BATCH = 900, 60
 HOT = 3.0  # the verifier is sure of itself: below, it hardly branches
 REJECT = 1e-6  # a correct sampler is rejected once in a million runs
 
