@@ -26,7 +26,10 @@ LEVELS = {
     "bench": 6,
     "tests": 7,
 }
-SIBLINGS = {("dflash_sglang.cpu", "dflash_sglang.host")}  # cpu reads host.contract
+SIBLINGS = {
+    ("dflash_sglang.cpu", "dflash_sglang.host"),  # cpu reads host.contract
+    ("bench", "tests"),  # the exactness matrix is the tests' axes in full
+}
 MAY_IMPORT_SGLANG = {"dflash_sglang.host", "dflash_sglang.cpu", "bench", "tests"}
 SCRIPT_FOLDERS = ("kernels", "tests", "bench", "launch", "docs")
 

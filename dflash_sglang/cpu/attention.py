@@ -29,7 +29,7 @@ from torch import Tensor
 FULL_CONTEXT = -1  # the window_left that stands for "no sliding window", SGLang's convention
 
 # Padding that one more group would avoid, in elements of K, beyond which the group is worth its own
-# call. Measured on two x86 cores (bench/cpu_platform.py --cuts): a call costs what gathering 300
+# call. Measured on two x86 cores: a call costs what gathering 300
 # rows of 128 elements costs, and a row is read again by its queries at about an eighth of the cost
 # of gathering it.
 SPLIT_ELEMENTS = 300 * 128

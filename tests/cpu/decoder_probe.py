@@ -1,4 +1,4 @@
-"""Run a verifier and a drafter through SGLang's own forward and the fused one, in one process.
+"""Run a verifier and a drafter through SGLang's own forward and through the fused one.
 
 Prints the largest difference of each output, relative to its size, as JSON.
 """
