@@ -28,7 +28,7 @@ from launch import load
 from launch.client import Answer
 from launch.report import provenance
 from tests.e2e.configurations import Configuration, Drafter, Retraction
-from tests.e2e.servers import TestedServer
+from tests.e2e.servers import TestedServer, serve
 
 MAX_NEW_TOKENS = 192
 QUICK_PROMPTS = 24
@@ -114,15 +114,8 @@ def measure(
             bar.update()
         show(rows[-1])
         for number, configuration in enumerate(configurations):
-            home = folder / str(number)
             bar.set_description(configuration.name)
-            with TestedServer(
-                zoo.path("moe").verifier,
-                configuration.checkpoint(home),
-                args=configuration.args(),
-                env=configuration.env(),
-                log_dir=home,
-            ) as server:
+            with serve(configuration, folder / str(number)) as server:
                 for concurrency in concurrencies:
                     done = load.run(server, prompts, concurrency, MAX_NEW_TOKENS)
                     server.check_rest()

@@ -22,10 +22,9 @@ import dflash_sglang
 from dflash_sglang.config import WORKER_VARIABLE, WorkerChoice, read_config
 from dflash_sglang.errors import ConfigError
 from dflash_sglang.host.contract import (
-    CPU_NAMES,
-    HOST_NAMES,
     SGLANG_VERSION,
     installed_version,
+    relied_on,
     verify_contract,
 )
 from dflash_sglang.model.pair import PairReport, Server, check_pair
@@ -109,7 +108,7 @@ def examine(environment: Mapping[str, str], pair: PairReport | None) -> Verdict:
 
 
 def _contract(*, with_cpu: bool) -> Contract:
-    names = HOST_NAMES + (CPU_NAMES if with_cpu else ())
+    names = relied_on(with_cpu=with_cpu)
     mismatches = tuple(str(mismatch) for mismatch in verify_contract(names))
     return Contract(ok=not mismatches, checked=len(names), mismatches=mismatches)
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 
-from dflash_sglang.host.contract import SGLANG_VERSION, verify_contract
+from dflash_sglang import cpu
+from dflash_sglang.host.contract import SGLANG_VERSION, relied_on, verify_contract
 
 logger = logging.getLogger(__name__)
 
@@ -15,7 +16,7 @@ def register() -> None:
     SGLang logs and swallows what a plugin raises, so the reason goes to the log here and is
     repeated by ``python -m dflash_sglang.check``.
     """
-    mismatches = verify_contract()
+    mismatches = verify_contract(relied_on(with_cpu=cpu.activate() is not None))
     if mismatches:
         logger.warning(
             "dflash_sglang is inactive, SGLang's own DFLASH worker serves: %d of the names it "
@@ -25,7 +26,6 @@ def register() -> None:
             mismatches[0],
         )
         return
-    from dflash_sglang import cpu
     from dflash_sglang.host import flags, hooks
 
     cpu.register_choices()

@@ -6,10 +6,9 @@ look-ups, MoE and norm forwards. SGLang finds it through two entry points; nothi
 edited.
 
 * ``activate`` (group ``sglang.srt.platforms``) names the platform class, or None where the machine
-has an accelerator or
-  somebody chose another platform;
+  has an accelerator or somebody chose another platform;
 * ``register_choices`` (called by the plugin) adds the name of the attention backend to SGLang's
-command line.
+  command line.
 
 Both run in every process of a server, so neither imports anything heavy.
 """

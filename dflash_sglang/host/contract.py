@@ -594,6 +594,11 @@ CPU_NAMES: tuple[Name, ...] = (
 )
 
 
+def relied_on(*, with_cpu: bool) -> tuple[Name, ...]:
+    """The names that matter here: the worker's, and the CPU platform's where it serves."""
+    return HOST_NAMES + (CPU_NAMES if with_cpu else ())
+
+
 def verify_contract(names: Iterable[Name] = HOST_NAMES) -> list[Mismatch]:
     """Compare the installed SGLang with a table of names.
 

@@ -22,6 +22,7 @@ from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 from sglang.srt.speculative.spec_utils import draft_tp_context
 from torch import Tensor
 
+from dflash_sglang.host.draft_state import host_block_lens
 from dflash_sglang.host.draft_window import DraftWindow
 
 if TYPE_CHECKING:
@@ -144,7 +145,8 @@ class Drafter:
 
     def _forward_batch(self, batch: ScheduleBatch, block: Block, plan: KVLocPlan) -> ForwardBatch:
         bs, num_tokens = block.ids.shape[0], block.ids.numel()
-        seq_lens, seq_lens_cpu = batch.seq_lens, _host_bound(batch) + self._block_size
+        seq_lens = batch.seq_lens
+        seq_lens_cpu = host_block_lens(batch, self._block_size).to(torch.int32)
         translator = self._runner.kv_index_translator
         if self._window is not None:
             seq_lens, seq_lens_cpu = self._window.rebuild(batch, seq_lens_cpu)
@@ -178,10 +180,3 @@ class Drafter:
         )
         plan.bind(forward_batch, translator)
         return forward_batch
-
-
-def _host_bound(batch: ScheduleBatch) -> Tensor:
-    """Committed lengths as the host knows them: exact, or an upper bound without a mirror."""
-    if batch.seq_lens_cpu is not None:
-        return batch.seq_lens_cpu.to(torch.int32)
-    return batch.spec_info.reserved_lens_cpu

@@ -113,6 +113,25 @@ class DraftState(SpecInput):
         self.new_seq_lens = torch.cat([self.new_seq_lens, other.new_seq_lens])
 
 
+def host_prefix_lens(batch: ScheduleBatch) -> Tensor:
+    """Committed lengths as the host knows them, [bs] on the host.
+
+    Exact where the scheduler mirrors lengths on the host; else an upper bound, the end of the
+    reserved slots.
+    """
+    mirror = batch.seq_lens_cpu
+    return batch.spec_info.reserved_lens_cpu if mirror is None else mirror
+
+
+def host_block_lens(batch: ScheduleBatch, width: int) -> Tensor:
+    """Lengths with a block of `width` tokens behind the prefix, as `host_prefix_lens`.
+
+    The reserved slots hold the block already.
+    """
+    mirror = batch.seq_lens_cpu
+    return batch.spec_info.reserved_lens_cpu if mirror is None else mirror + width
+
+
 def req_to_token_headroom(headroom: int) -> int:
     """Columns a row of `req_to_token` needs past the context length.
 

@@ -11,6 +11,7 @@ from sglang.srt.speculative.dflash_info import DFlashVerifyInput
 from sglang.srt.speculative.spec_utils import GrammarTree, build_grammar_vocab_mask
 from torch import Tensor
 
+from dflash_sglang.host.draft_state import host_block_lens
 from dflash_sglang.host.penalties import PenalisedRows
 from dflash_sglang.host.sampling import TargetSampler
 
@@ -95,10 +96,7 @@ class Verifier:
         batch.out_cache_loc = block.slots.view(-1)
         # Attention plans from host lengths that include the block.
         committed_cpu, committed_sum = batch.seq_lens_cpu, batch.seq_lens_sum
-        if committed_cpu is not None:
-            batch.seq_lens_cpu = committed_cpu + width
-        else:
-            batch.seq_lens_cpu = batch.spec_info.reserved_lens_cpu
+        batch.seq_lens_cpu = host_block_lens(batch, width)
         batch.seq_lens_sum = int(batch.seq_lens_cpu.sum())
         forward_batch, _ = verify_input.prepare_for_verify(batch, self._worker)
         batch.seq_lens_cpu, batch.seq_lens_sum = committed_cpu, committed_sum

@@ -31,7 +31,7 @@ from torch import Tensor
 from dflash_sglang.config import READY
 from dflash_sglang.host.context_kv import ContextKV
 from dflash_sglang.host.draft import Drafter
-from dflash_sglang.host.draft_state import DraftState
+from dflash_sglang.host.draft_state import DraftState, host_prefix_lens
 from dflash_sglang.host.draft_window import DraftWindow
 from dflash_sglang.host.mask_embedding import load_mask_embedding
 from dflash_sglang.host.penalties import PenalisedRows, Penalties
@@ -130,8 +130,7 @@ class DFlashWorker(BaseSpecWorker):
             else DraftWindow(window_size, get_schedule().page_size, self.block_size)
         )
 
-    # ---- what the scheduler asks of a worker at start
-    # ------------------------------------------------
+    # ---- what the scheduler asks of a worker at start ------------------------------------------
 
     @property
     def spec_v2_attn_backends(self) -> tuple[Any, ...]:
@@ -176,8 +175,7 @@ class DFlashWorker(BaseSpecWorker):
         with draft_pp_context(), draft_tp_context(self.draft_parallel_layout):
             self._draft_worker.init_cuda_graphs(capture_decode_cuda_graph=capture)
 
-    # ---- one step
-    # ------------------------------------------------------------------------------------
+    # ---- one step ------------------------------------------------------------------------------
 
     def forward_batch_generation(
         self,
@@ -222,8 +220,7 @@ class DFlashWorker(BaseSpecWorker):
         result.new_seq_lens = batch.seq_lens
         if on_publish is not None:
             on_publish(result.new_seq_lens)
-        # Before the scheduler can put the prefix into the radix tree: a hit must find draft KV as
-        # well.
+        # Before the scheduler can put the prefix into the radix tree: a hit must find draft KV too.
         slots = plan.write_ids(self._draft_runner.kv_index_translator)
         self._context_kv.append(
             result.logits_output.hidden_states[: slots.shape[0]],  # less the padding rows
@@ -289,11 +286,10 @@ class DFlashWorker(BaseSpecWorker):
 
     def _plan_slots(self, batch: ScheduleBatch, block: Block) -> KVLocPlan:
         """The step's slot ids, which draft, verify and context KV all write."""
-        lens_cpu = batch.seq_lens_cpu
         return self.model_runner.kv_index_translator.plan(
             req_pool_indices=batch.req_pool_indices,
             seq_lens=batch.seq_lens,
-            seq_lens_cpu=batch.spec_info.reserved_lens_cpu if lens_cpu is None else lens_cpu,
+            seq_lens_cpu=host_prefix_lens(batch),
             write_virtual=block.slots.view(-1),
             read_extent=self.block_size,
         )

@@ -9,7 +9,9 @@ from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
+from dflash_sglang import zoo
 from launch.serving import Server
+from tests.e2e.configurations import Configuration
 
 # SGLang checks at every idle moment that free + cached slots are all slots, and ends the server
 # if not. These two add: the same sum, with the slots of running requests, after every step; and
@@ -23,6 +25,17 @@ COMPLAINT = re.compile(
     r"Traceback|memory leak|Mem Leak|use-after-free|double free|Failed to apply hooks"
     r"|Failed to load plugin|Scheduler hit an exception",
 )
+
+
+def serve(configuration: Configuration, folder: Path) -> TestedServer:
+    """The server of a configuration; its drafter and its log go under `folder`."""
+    return TestedServer(
+        zoo.path("moe").verifier,
+        configuration.checkpoint(folder),
+        args=configuration.args(),
+        env=configuration.env(),
+        log_dir=folder,
+    )
 
 
 class NotAtRestError(AssertionError):

@@ -13,7 +13,7 @@ from tests.e2e.asking import ask_all, essence, greedy
 from tests.e2e.configurations import CHUNK, Configuration, Drafter, Retraction
 from tests.e2e.conftest import MAX_NEW_TOKENS, Reference
 from tests.e2e.scripts import correct_drafts
-from tests.e2e.servers import TestedServer
+from tests.e2e.servers import TestedServer, serve
 
 # Every value of every axis, the pairs that share code together: windows, pages and chunks; mixed
 # batches and retraction. All pairs are in bench/exactness.py.
@@ -99,13 +99,7 @@ def configured(
 ) -> Iterator[tuple[Configuration, TestedServer]]:
     configuration: Configuration = request.param
     folder = tmp_path_factory.mktemp("configured")
-    with TestedServer(
-        zoo.path("moe").verifier,
-        configuration.checkpoint(folder),
-        args=configuration.args(),
-        env=configuration.env(),
-        log_dir=folder,
-    ) as server:
+    with serve(configuration, folder) as server:
         yield configuration, server
 
 

@@ -54,7 +54,7 @@ def test_a_broken_contract_leaves_sglang_alone_and_says_so(
     registered: list[str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     broken = Mismatch(Name("sglang.srt.somewhere:f", ("a",), "hooks"), "name not found")
-    monkeypatch.setattr(plugin, "verify_contract", lambda: [broken])
+    monkeypatch.setattr(plugin, "verify_contract", lambda names: [broken])
     with caplog.at_level(logging.WARNING):
         plugin.register()
     assert registered == []
