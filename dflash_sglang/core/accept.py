@@ -1,0 +1,142 @@
+"""The accept rules, and how they share a batch.
+
+`match` is the rule of this package: exact for every request, greedy or sampled. The two rules for
+sampled drafts are exact as well, but their text depends on the draft; the relaxed rule is not exact
+and served only on request.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import NamedTuple
+
+import torch
+from dflash_kernels.accept_match import Acceptance, accept_match
+from dflash_kernels.block_verify import (
+    Proposal,
+    block_verify,
+    bonus_weights,
+    commit,
+    draw,
+    last_draft,
+    proposed_probs,
+)
+from torch import Tensor
+
+
+class Rule(Enum):
+    """How drafts of sampled requests are accepted; greedy requests always match."""
+
+    MATCH = "sample and match"
+    TOKEN_WISE = "token-wise rejection sampling"
+    BLOCK = "block verification"
+
+
+class Thresholds(NamedTuple):
+    """SGLang's --speculative-accept-threshold-{single,acc}; 1 and 1 are exact."""
+
+    single: float
+    acc: float
+
+    @property
+    def exact(self) -> bool:
+        """Whether the relaxed rule is the exact one."""
+        return self.single >= 1 and self.acc >= 1
+
+
+def match(
+    draft_ids: Tensor,
+    target_ids: Tensor,
+    prefix_lens: Tensor,
+    *,
+    limit: Tensor | None = None,
+    also: Tensor | None = None,
+) -> Acceptance:
+    """Accept the drafts that equal the verifier's tokens: see `dflash_kernels.accept_match`."""
+    return accept_match(draft_ids, target_ids, prefix_lens, limit=limit, also=also)
+
+
+def reject(
+    rule: Rule,
+    draft_ids: Tensor,
+    proposal: Proposal,
+    target_probs: Tensor,
+    uniforms: Tensor,
+    prefix_lens: Tensor,
+    *,
+    limit: Tensor | None = None,
+) -> Acceptance:
+    """Accept sampled drafts by `rule`, which is not MATCH; arguments as in `block_verify`."""
+    rejection = block_verify if rule is Rule.BLOCK else token_wise
+    return rejection(draft_ids, proposal, target_probs, uniforms, prefix_lens, limit=limit)
+
+
+def token_wise(
+    draft_ids: Tensor,
+    proposal: Proposal,
+    target_probs: Tensor,
+    uniforms: Tensor,
+    prefix_lens: Tensor,
+    *,
+    limit: Tensor | None = None,
+) -> Acceptance:
+    """Accept each sampled draft with probability min(1, p / q), up to the first that is not.
+
+    Arguments and result are those of `block_verify`, which accepts at least as much on average.
+
+    Source: Leviathan et al., Fast Inference from Transformers via Speculative Decoding
+        (arXiv 2211.17192), Algorithm 1.
+    """
+    drawn_from = proposed_probs(draft_ids, proposal)
+    wanted = target_probs[:, :-1].gather(2, draft_ids[:, 1:, None]).squeeze(2)
+    last = last_draft(draft_ids, limit)
+    position = torch.arange(draft_ids.shape[1] - 1, device=draft_ids.device)
+    accepted = (uniforms[:, :-1] * drawn_from < wanted) & (position < last[:, None])
+    accept_len = accepted.to(torch.int64).cumprod(dim=1).sum(dim=1)
+    whole = torch.ones_like(target_probs[:, 0, 0])
+    weights = bonus_weights(proposal, target_probs, accept_len, whole, last)
+    return commit(draft_ids, accept_len, draw(weights, uniforms[:, -1]), prefix_lens)
+
+
+def relaxed(
+    draft_ids: Tensor,
+    target_ids: Tensor,
+    target_probs: Tensor,
+    uniforms: Tensor,
+    thresholds: Thresholds,
+) -> Tensor:
+    """Drafts that the relaxed rule accepts besides those that match.
+
+    A draft d of probability p = p(d) is accepted if p is at least `single`, or with probability
+    min(1, p / acc). It matches the verifier's draw with probability p already, so a mismatch is
+    accepted with probability (min(1, p / acc) - p) / (1 - p). A rejected position still commits the
+    verifier's draw, which is then distributed as p without d. With acc = 1 and single = 1 nothing
+    is added.
+
+    Args:
+        draft_ids: [bs, width] int64.
+        target_ids: [bs, width] int64, drawn from `target_probs`.
+        target_probs: [bs, width, vocab] float32.
+        uniforms: [bs, width - 1] float32 in [0, 1).
+        thresholds: both in (0, 1].
+
+    Returns:
+        [bs, width - 1] bool.
+
+    Source: the help texts of the two flags in sglang/srt/arg_groups/fields/spec.py.
+    """
+    p = target_probs[:, :-1].gather(2, draft_ids[:, 1:, None]).squeeze(2)
+    wanted = (p / thresholds.acc).clamp(max=1)
+    # uniforms < (wanted - p) / (1 - p), without the division.
+    by_chance = uniforms * (1 - p) < wanted - p
+    mismatch = draft_ids[:, 1:] != target_ids[:, :-1]
+    return mismatch & (by_chance | ((p >= thresholds.single) & (thresholds.single < 1)))
+
+
+def by_row(chosen: Tensor, first: Acceptance, second: Acceptance) -> Acceptance:
+    """Rows of `first` where `chosen` ([bs] bool), of `second` elsewhere."""
+
+    def pick(a: Tensor, b: Tensor) -> Tensor:
+        return torch.where(chosen.view(-1, *(1,) * (a.dim() - 1)), a, b)
+
+    return Acceptance(*map(pick, first, second))
