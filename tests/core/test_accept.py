@@ -270,7 +270,7 @@ def test_sample_and_match_keeps_the_verifiers_law(width: int) -> None:
     ids=["acc", "single", "both"],
 )
 def test_the_relaxed_rule_accepts_with_the_documented_probability(thresholds: Thresholds) -> None:
-    law = random_law(2, 4)
+    law = random_law(2, 4, sharpness=0.5)  # no draft is nearly certain
     seen_more = False
     for draft in range(VOCAB):
         p = law[()]
