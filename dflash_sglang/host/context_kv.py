@@ -9,6 +9,8 @@ from sglang.srt.mem_cache.memory_pool import KVWriteLoc
 from sglang.srt.speculative.spec_utils import draft_tp_context
 from torch import Tensor
 
+from dflash_sglang.host.limits import DraftLimits
+
 if TYPE_CHECKING:
     from sglang.srt.configs.draft_parallel import DraftParallelLayout
     from sglang.srt.model_executor.model_runner import ModelRunner
@@ -21,7 +23,10 @@ class ContextKV:
     brings both.
     """
 
-    def __init__(self, draft_runner: ModelRunner, layout: DraftParallelLayout) -> None:
+    def __init__(
+        self, draft_runner: ModelRunner, layout: DraftParallelLayout, limits: DraftLimits
+    ) -> None:
+        self._limits = limits
         self._runner = draft_runner
         self._model = draft_runner.model
         self._layout = layout
@@ -40,6 +45,7 @@ class ContextKV:
             positions: [tokens] int64, absolute.
         """
         pool = self._runner.token_to_kv_pool
+        positions = self._limits.within_range(positions)
         with draft_tp_context(self._layout):
             context = self._model.project_target_hidden(features)  # [tokens, hidden]
             for layer in self._model.layers:

@@ -49,6 +49,34 @@ HOST_NAMES: tuple[Name, ...] = (
         ("new_accepted_len",),
         "the first stop of an accepted run (AROUND)",
     ),
+    Name(
+        f"{_S}.layers.sampler:top_k_top_p_min_p_sampling_from_probs_torch",
+        (
+            "probs",
+            "top_ks",
+            "top_ps",
+            "min_ps",
+            "need_min_p_sampling",
+            "sampling_seed",
+            "positions",
+            "return_filtered_probs",
+        ),
+        "seeded draws that do not depend on the batch (AROUND)",
+    ),
+    Name(
+        f"{_S}.layers.sampler:sampling_from_probs_torch",
+        ("probs", "sampling_seed", "positions"),
+        "seeded draws that do not depend on the batch",
+    ),
+    Name(
+        f"{_S}.sampling.sampling_params:TOP_K_ALL", None, "seeded draws, whether a request filters"
+    ),
+    Name(
+        f"{_S}.layers.sampler:apply_custom_logit_processor",
+        ("logits", "sampling_batch_info"),
+        "custom logit processors",
+    ),
+    Name(f"{_S}.configs.model_config:ModelConfig", None, "the drafter's range"),
     # Configuration and process state.
     Name(f"{_S}.runtime_context:get_exec", (), "graph backend"),
     Name(f"{_S}.runtime_context:get_parallel", (), "tensor-parallel group"),

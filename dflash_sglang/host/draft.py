@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
+from dflash_kernels.block_verify import Proposal
 from dflash_kernels.prepare_block import Block
 from sglang.srt.lora.layers import unwrap_lora_layer
 from sglang.srt.model_executor.forward_batch_info import (
@@ -13,7 +14,6 @@ from sglang.srt.model_executor.forward_batch_info import (
     ForwardMode,
     enable_num_token_non_padded,
 )
-from sglang.srt.runtime_context import get_parallel
 from sglang.srt.speculative.draft_worker_common import (
     make_draft_block_spec_info,
     make_draft_sampler_capture_hook,
@@ -22,8 +22,11 @@ from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 from sglang.srt.speculative.spec_utils import draft_tp_context
 from torch import Tensor
 
+from dflash_sglang.core.sampled_draft import Candidates, sample_drafts
 from dflash_sglang.host.draft_state import host_block_lens
+from dflash_sglang.host.draft_tail import DraftTail
 from dflash_sglang.host.draft_window import DraftWindow
+from dflash_sglang.host.limits import DraftLimits
 
 if TYPE_CHECKING:
     from sglang.srt.configs.draft_parallel import DraftParallelLayout
@@ -32,49 +35,18 @@ if TYPE_CHECKING:
     from sglang.srt.model_executor.model_runner import ModelRunner
 
 
-class DraftTail:
-    """Verifier head and argmax over the drafter's hidden states.
+class DraftSampling(NamedTuple):
+    """How sampled drafts are drawn."""
 
-    Called by the draft CUDA graph through SGLang's capture-tail hook, it leaves the ids in
-    `ids_out`, whose address the graph keeps; without a graph the worker calls `greedy_ids` itself.
-    """
+    temperature: float  # above 0
+    top_k: int  # tokens a position is drawn from
 
-    def __init__(self, lm_head: Any, block_size: int, max_batch_size: int) -> None:
-        self._head = lm_head
-        self._block_size = block_size
-        self._tp_group = get_parallel().tp_group
-        shard = lm_head.shard_indices
-        # Rows past num_org are padding or LoRA vocabulary: neither is ever drafted.
-        self._num_ids: int = shard.num_org_elements
-        self._first_id: int = shard.org_vocab_start_index
-        device = next(lm_head.parameters()).device
-        rows = max_batch_size * (block_size - 1)
-        self.ids_out = torch.zeros(rows, dtype=torch.int64, device=device)
 
-    def __call__(self, hidden: Tensor, input_ids: Tensor | None = None) -> None:
-        """Write the ids of `hidden` to `ids_out`; the signature is the capture-tail hook's."""
-        ids = self.greedy_ids(hidden)
-        self.ids_out[: ids.shape[0]].copy_(ids)
+class Draft(NamedTuple):
+    """One drafted block a request."""
 
-    def greedy_ids(self, hidden: Tensor) -> Tensor:
-        """Most likely token of every position after the anchor.
-
-        Args:
-            hidden: [bs * block_size, hidden] drafter output after its final norm.
-
-        Returns:
-            [bs * (block_size - 1)] int64. Ties go to the smallest id, on any number of ranks.
-        """
-        blocks = hidden.view(-1, self._block_size, hidden.shape[-1])
-        drafted = blocks[:, 1:].reshape(-1, hidden.shape[-1])
-        logits = self._head.quant_method.apply(self._head, drafted, None)[:, : self._num_ids]
-        if self._tp_group.world_size == 1:
-            return logits.argmax(dim=-1)
-        best, index = logits.max(dim=-1)
-        best_of_rank = self._tp_group.all_gather(best[None], dim=0)  # [ranks, rows]
-        id_of_rank = self._tp_group.all_gather((index + self._first_id)[None], dim=0)
-        rank = best_of_rank.argmax(dim=0, keepdim=True)  # ranks hold ascending id ranges
-        return id_of_rank.gather(0, rank).squeeze(0)
+    ids: Tensor  # [bs, block_size] int64, column 0 the anchor
+    proposal: Proposal | None  # what the drafts were drawn from; None: each is the most likely one
 
 
 class Drafter:
@@ -90,6 +62,8 @@ class Drafter:
         max_batch_size: int,
         window: DraftWindow | None,
         mask_embedding: Tensor | None,
+        limits: DraftLimits,
+        sampling: DraftSampling | None,
     ) -> None:
         self._target_model = target_runner.model
         self._runner = draft_runner
@@ -101,7 +75,10 @@ class Drafter:
         scale = getattr(self._target_model, "get_dflash_noise_embedding_scale", None)
         self._embedding_scale: float = 1.0 if scale is None else scale()
         lm_head = unwrap_lora_layer(self._target_model.lm_head)
-        self._tail = DraftTail(lm_head, block_size, max_batch_size)
+        self._limits = limits
+        self._sampling = sampling
+        top_k = 1 if sampling is None else sampling.top_k
+        self._tail = DraftTail(lm_head, block_size, max_batch_size, top_k)
         self._spec_info = make_draft_block_spec_info(
             draft_token_num=block_size, device=draft_runner.device
         )
@@ -111,27 +88,36 @@ class Drafter:
         self._runner.capture_tail_hooks.append(make_draft_sampler_capture_hook(self._tail))
 
     @torch.inference_mode()
-    def propose(self, batch: ScheduleBatch, block: Block, plan: KVLocPlan) -> Tensor:
+    def propose(
+        self, batch: ScheduleBatch, block: Block, plan: KVLocPlan, uniforms: Tensor | None
+    ) -> Draft:
         """Draft one block per request.
 
         Args:
             batch: the decode batch; `seq_lens` are the committed lengths.
             block: ids, positions and slots of the block.
             plan: the step's slot ids, shared with the verify.
-
-        Returns:
-            [bs, block_size] int64, column 0 the anchor.
+            uniforms: [bs, block_size - 1] float32 in [0, 1) to draw sampled drafts by; None to take
+                the most likely token at every position.
         """
+        candidates = self._candidates(batch, block, plan)
+        drafted, proposal = candidates.ids[..., 0], None
+        if uniforms is not None and self._sampling is not None:
+            greedy = batch.sampling_info.top_ks <= 1
+            drafted, proposal = sample_drafts(
+                candidates, self._sampling.temperature, uniforms, greedy
+            )
+        return Draft(torch.cat([block.ids[:, :1], drafted], dim=1), proposal)
+
+    def _candidates(self, batch: ScheduleBatch, block: Block, plan: KVLocPlan) -> Candidates:
         forward_batch = self._forward_batch(batch, block, plan)
         with draft_tp_context(self._layout):
             output = self._runner.forward(forward_batch)
-            hidden = output.logits_output.hidden_states
-            if output.can_run_graph:
-                drafted = self._tail.ids_out[: block.ids.shape[0] * (self._block_size - 1)]
-            else:
-                drafted = self._tail.greedy_ids(hidden)
-        drafted = drafted.view(-1, self._block_size - 1)
-        return torch.cat([block.ids[:, :1], drafted], dim=1)
+            if not output.can_run_graph:
+                return self._tail.top(output.logits_output.hidden_states)
+        ids, logits = self._tail.out
+        bs = block.ids.shape[0]
+        return Candidates(ids[:bs], logits[:bs])
 
     def _embed(self, ids: Tensor) -> Tensor:
         """Embeddings of the block [bs * block_size, hidden], by the verifier's table."""
@@ -165,7 +151,7 @@ class Drafter:
             out_cache_loc=block.slots.view(-1),
             seq_lens_sum=int(seq_lens_cpu.sum()),
             seq_lens_cpu=seq_lens_cpu,
-            positions=block.positions.view(-1),
+            positions=self._limits.within_range(block.positions.view(-1)),
             input_embeds=self._embed(block.ids),
             spec_algorithm=SpeculativeAlgorithm.DFLASH,
             spec_info=self._spec_info,

@@ -16,7 +16,8 @@ def finish_token_by_token(
 
     SGLang looks for stop strings in the whole run before it looks for stop tokens, so that a stop
     string behind an end-of-text token moves the end of the answer. Without stop strings or
-    expressions there is nothing to confuse, and its own answer stands.
+    expressions there is nothing to confuse, and its own answer stands. Reasoning tokens past the
+    end are not counted.
 
     Args:
         original: SGLang's method.
@@ -24,9 +25,18 @@ def finish_token_by_token(
         new_accepted_len: length of the run.
     """
     params = req.sampling_params
-    if new_accepted_len <= 1 or not (params.stop_strs or params.stop_regex_strs):
+    if new_accepted_len > 1 and (params.stop_strs or params.stop_regex_strs):
+        _look_at_each_token(original, req, new_accepted_len)
+    else:
         original(req, new_accepted_len)
-        return
+    if req.finished_len is not None:
+        # Counted over the whole run, before its end was known; they are the first of the output.
+        req.reasoning_tokens = min(req.reasoning_tokens, req.finished_len)
+
+
+def _look_at_each_token(
+    original: Callable[[Req, int], None], req: Req, new_accepted_len: int
+) -> None:
     output_ids, grammar = req.output_ids, req.grammar
     end = len(output_ids)
     for length in range(end - new_accepted_len + 1, end + 1):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from dflash_sglang.host.rule_flags import SPECULATIVE_STEP
 from dflash_sglang.host.source import Name
 
 # The first resolution step that touches models; everything before it only normalises flags.
@@ -84,32 +85,12 @@ REFUSED: tuple[Flag, ...] = (
         "Serve prefill and decode in one server, or use DFLASH_SGLANG_WORKER=builtin on both.",
         any_worker=False,
     ),
-    Flag(
-        "spec.Spec.speculative_accept_threshold_single",
-        "--speculative-accept-threshold-single",
-        1.0,
-        "a threshold below 1 accepts drafts the verifier would not have chosen; this worker is "
-        "exact",
-        "Leave the flag out.",
-        any_worker=False,
-    ),
-    Flag(
-        "spec.Spec.speculative_accept_threshold_acc",
-        "--speculative-accept-threshold-acc",
-        1.0,
-        "a threshold below 1 accepts drafts the verifier would not have chosen; this worker is "
-        "exact",
-        "Leave the flag out.",
-        any_worker=False,
-    ),
 )
 
 # Flags SGLang accepts with DFLASH although nothing reads them for it.
 WITHOUT_EFFECT: tuple[Flag, ...] = tuple(
     Flag(f"spec.Spec.{field}", f"--{field.replace('_', '-')}", neutral, "", "", any_worker=True)
     for field, neutral in (
-        ("speculative_use_rejection_sampling", False),
-        ("speculative_use_block_verification", False),
         ("speculative_token_map", None),
         ("speculative_draft_sink_size", None),
         ("enable_multi_layer_eagle", False),
@@ -117,6 +98,12 @@ WITHOUT_EFFECT: tuple[Flag, ...] = tuple(
 )
 
 _READ_FIELDS = (
+    "spec.Spec.speculative_accept_threshold_single",
+    "spec.Spec.speculative_accept_threshold_acc",
+    "spec.Spec.speculative_use_rejection_sampling",
+    "spec.Spec.speculative_use_block_verification",
+    "spec.Spec.speculative_adaptive_config",
+    "exec_.ExecDeterministic.enable_deterministic_inference",
     "spec.Spec.speculative_algorithm",
     "spec.Spec.speculative_draft_model_path",
     "spec.Spec.speculative_draft_model_revision",
@@ -139,6 +126,16 @@ START_NAMES: tuple[Name, ...] = (
     ),
     Name(
         f"sglang.srt.arg_groups.model_path_hook:{START_STEP}", ("server_args",), "refusals at start"
+    ),
+    Name(
+        f"sglang.srt.arg_groups.speculative_hook:{SPECULATIVE_STEP}",
+        ("server_args",),
+        "block verification outside CUDA",
+    ),
+    Name(
+        "sglang.srt.arg_groups.overrides:declare_resolution",
+        ("server_args", "source"),
+        "block verification outside CUDA",
     ),
     Name(
         "sglang.srt.arg_groups.model_override_base:resolving_view",

@@ -15,9 +15,14 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from dflash_sglang.config import WorkerChoice, read_config
+from dflash_sglang.config import WorkerChoice, read_config, read_settings
 from dflash_sglang.errors import DFlashError, UnsupportedFlagError
 from dflash_sglang.host.flag_table import REFUSED, START_STEP, WITHOUT_EFFECT, Flag
+from dflash_sglang.host.rule_flags import (
+    SPECULATIVE_STEP,
+    admit_block_verification,
+    rule_problems,
+)
 from dflash_sglang.model.pair import Layout, PairReport, check_pair, numbered
 
 logger = logging.getLogger(__name__)
@@ -29,10 +34,11 @@ WIDTH_FLAG = "--speculative-num-draft-tokens"
 
 
 def install() -> None:
-    """Register the check of a start; call it once, from the plugin, in every process."""
+    """Register our resolution steps; call it once, from the plugin, in every process."""
     from sglang.srt.arg_groups.resolution_hooks import register_resolution_hook
 
     register_resolution_hook(START_STEP)(check_before)
+    register_resolution_hook(SPECULATIVE_STEP)(admit_block_verification)
 
 
 def check_before(server_args: Any, previous: Callable[[Any], None]) -> None:
@@ -67,6 +73,7 @@ def check_start(flags: Any, environment: Mapping[str, str]) -> None:
     Raises:
         UnsupportedFlagError: a flag or a combination of flags.
         PairError: a drafter that does not fit the verifier.
+        ConfigError: the settings file.
     """
     if (flags.speculative_algorithm or "").upper() != "DFLASH":
         return
@@ -78,6 +85,7 @@ def check_start(flags: Any, environment: Mapping[str, str]) -> None:
     ours = report.layout is Layout.PLAIN and read_config(environment).worker is WorkerChoice.DFLASH
     if ours:
         refuse_unsupported_flags(flags)
+        read_settings(flags.speculative_adaptive_config)
     for flag in WITHOUT_EFFECT:
         value = _value(flags, flag)
         if value != flag.neutral:
@@ -100,6 +108,8 @@ def refuse_unsupported_flags(flags: Any, *, our_worker: bool = True) -> None:
         for flag in REFUSED
         if (our_worker or flag.any_worker) and _value(flags, flag) != flag.neutral
     ]
+    if our_worker:
+        problems += rule_problems(flags)
     if problems:
         raise UnsupportedFlagError(
             f"--speculative-algorithm DFLASH cannot start: {numbered(problems)}"

@@ -27,6 +27,7 @@ _SOURCE = HookSource(plugin_name="dflash", dist_name="dflash_sglang")
 CREATE_WORKER = "sglang.srt.speculative.spec_info.SpeculativeAlgorithm.create_worker"
 VALIDATE_REQUEST = "sglang.srt.speculative.dflash_utils.validate_dflash_request"
 FINISH = "sglang.srt.managers.schedule_batch.Req.update_finish_state"
+SEEDED_SAMPLER = "sglang.srt.layers.sampler.top_k_top_p_min_p_sampling_from_probs_torch"
 HEADROOM = "sglang.srt.mem_cache.allocation_sizing.get_req_to_token_extra_context_len"
 
 
@@ -80,9 +81,10 @@ def _install_worker_hooks() -> None:
     HookRegistry.register(HEADROOM, _headroom, HookType.AFTER, source=_SOURCE)
     HookRegistry.register(VALIDATE_REQUEST, _validate_request, HookType.AROUND, source=_SOURCE)
     HookRegistry.register(FINISH, finish_token_by_token, HookType.AROUND, source=_SOURCE)
+    HookRegistry.register(SEEDED_SAMPLER, _draw_alone, HookType.AROUND, source=_SOURCE)
     HookRegistry.apply_hooks()
     # apply_hooks only logs a hook that it could not set.
-    missing = {HEADROOM, VALIDATE_REQUEST, FINISH} - HookRegistry._patched
+    missing = {HEADROOM, VALIDATE_REQUEST, FINISH, SEEDED_SAMPLER} - HookRegistry._patched
     if missing:
         raise ContractError(
             f"SGLang did not accept the hooks on {', '.join(sorted(missing))}; see the log above. "
@@ -105,3 +107,9 @@ def _validate_request(
     if reason is not None:
         disarm(req)
     return reason or original(req, enable_overlap)
+
+
+def _draw_alone(original: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    from dflash_sglang.host.seeds import draw_unfiltered_alone
+
+    return draw_unfiltered_alone(original, *args, **options)

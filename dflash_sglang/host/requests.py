@@ -38,9 +38,6 @@ def _malformed(req: Req) -> str | None:
 
 
 def _inexact(req: Req) -> str | None:
-    if req.custom_logit_processor is not None:
-        # It may read the request's output, which at a drafted position is not there yet.
-        return f"custom_logit_processor is not supported with DFLASH. {_INSTEAD}"
     if req.return_hidden_states:
         return f"return_hidden_states is not supported with DFLASH. {_INSTEAD}"
     if req.return_sampling_mask:

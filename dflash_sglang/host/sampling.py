@@ -9,7 +9,9 @@ import torch
 from sglang.srt.layers.logits_processor import LogitsProcessorOutput
 from torch import Tensor
 
+from dflash_sglang.core.target import Filters, target_probs
 from dflash_sglang.host.penalties import PenalisedRows, Penalties
+from dflash_sglang.host.processors import apply_processors
 
 if TYPE_CHECKING:
     from sglang.srt.constrained.base_grammar_backend import GrammarMask
@@ -37,7 +39,7 @@ class TargetSampler:
         penalised: PenalisedRows | None,
         grammar_mask: GrammarMask | None,
     ) -> None:
-        """Penalties, grammar mask and logit bias, in the order of `apply_logits_bias`, in place.
+        """Penalties, grammar mask, logit bias and custom processors, in SGLang's order, in place.
 
         Args:
             logits: [bs * width, vocab] float32.
@@ -53,6 +55,31 @@ class TargetSampler:
             grammar_mask.apply(logits)
         if batch.sampling_info.logit_bias is not None:
             by_request.add_(batch.sampling_info.logit_bias[:, None, :])
+        if batch.sampling_info.has_custom_logit_processor:
+            apply_processors(by_request, batch, draft_ids[:, 0])
+
+    def probs(self, logits: Tensor, batch: ScheduleBatch, shape: torch.Size) -> Tensor:
+        """The distributions that `choose` draws from.
+
+        Args:
+            logits: [bs * width, vocab] float32, adjusted; kept.
+            batch: the decode batch.
+            shape: (bs, width).
+
+        Returns:
+            [bs, width, vocab] float32.
+        """
+        info = _per_position(batch.sampling_info, shape[1])
+        filters = Filters(
+            temperatures=info.temperatures,
+            top_ks=info.top_ks,
+            top_ps=info.top_ps,
+            min_ps=info.min_ps,
+            any_set=(
+                info.need_top_k_sampling or info.need_top_p_sampling or info.need_min_p_sampling
+            ),
+        )
+        return target_probs(logits, filters).view(*shape, -1)
 
     def choose(self, logits: Tensor, batch: ScheduleBatch, positions: Tensor) -> Tensor:
         """The verifier's token at each position.

@@ -26,14 +26,14 @@ if TYPE_CHECKING:
 class Verified(NamedTuple):
     """What the verifier says of a drafted block."""
 
-    target_ids: Tensor  # [bs, width] int64, the verifier's token after each position
+    logits: Tensor  # [bs * width, vocab] float32, adjusted by the requests' rules
     features: Tensor  # [bs * width, taps * hidden], tapped hidden states of the block
-    logits_output: LogitsProcessorOutput  # next_token_logits [bs * width, vocab], adjusted
+    logits_output: LogitsProcessorOutput
     forward_result: GenerationBatchResult
 
 
 class Verifier:
-    """Runs the verifier over `width` tokens per request and picks its own token at each."""
+    """Runs the verifier over `width` tokens per request and applies the requests' rules."""
 
     def __init__(self, target_worker: TpModelWorker, sampler: TargetSampler) -> None:
         self._worker = target_worker
@@ -76,7 +76,7 @@ class Verifier:
             )
         self._sampler.adjust(logits, batch, draft_ids, penalised, grammar_mask)
         return Verified(
-            target_ids=self._sampler.choose(logits, batch, block.positions),
+            logits=logits,
             features=logits_output.hidden_states,
             logits_output=logits_output,
             forward_result=forward_result,

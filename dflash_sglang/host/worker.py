@@ -8,7 +8,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import torch
-from dflash_kernels.accept_match import Acceptance, accept_match
+from dflash_kernels.accept_match import Acceptance
 from dflash_kernels.prepare_block import Block, prepare_block
 from sglang.srt.layers.logprob_processor import compute_spec_logprobs
 from sglang.srt.managers.utils import GenerationBatchResult
@@ -28,13 +28,17 @@ from sglang.srt.speculative.spec_utils import draft_pp_context, draft_tp_context
 from sglang.srt.utils.common import async_h2d
 from torch import Tensor
 
-from dflash_sglang.config import READY
+from dflash_sglang.config import READY, read_settings
+from dflash_sglang.core.accept import Rule
+from dflash_sglang.host.acceptance import Acceptor, chosen_rule
 from dflash_sglang.host.context_kv import ContextKV
-from dflash_sglang.host.draft import Drafter
+from dflash_sglang.host.draft import Draft, Drafter, DraftSampling
 from dflash_sglang.host.draft_state import DraftState, host_prefix_lens
 from dflash_sglang.host.draft_window import DraftWindow
+from dflash_sglang.host.limits import DraftLimits, draft_range
 from dflash_sglang.host.mask_embedding import load_mask_embedding
 from dflash_sglang.host.penalties import PenalisedRows, Penalties
+from dflash_sglang.host.processors import complete_mixed_outputs
 from dflash_sglang.host.sampling import TargetSampler
 from dflash_sglang.host.verify import Verified, Verifier
 
@@ -76,10 +80,33 @@ class DFlashWorker(BaseSpecWorker):
         self.speculative_num_steps = 1
         self._tp_sync = SpecTpSync(get_parallel().tp_group)
         self._build_draft_worker(server_args, gpu_id, nccl_port)
-        self._context_kv = ContextKV(self._draft_runner, self.draft_parallel_layout)
+        self._settings = read_settings(get_spec().speculative_adaptive_config)
+        self._rule = chosen_rule()
+        self._limits = DraftLimits(
+            self.block_size,
+            draft_range(self._draft_runner.model_config.hf_config, self.model_runner.model_config),
+            self.device,
+        )
+        self._context_kv = ContextKV(self._draft_runner, self.draft_parallel_layout, self._limits)
         self._penalties = Penalties(self.model_runner.model_config.vocab_size, self.device)
-        self._verifier = Verifier(target_worker, TargetSampler(self.model_runner, self._penalties))
-        self._drafter = Drafter(
+        sampler = TargetSampler(self.model_runner, self._penalties)
+        self._verifier = Verifier(target_worker, sampler)
+        self._acceptor = Acceptor(self._rule, sampler, self._tp_sync)
+        self._drafter = self._make_drafter()
+        if get_parallel().tp_rank == 0:
+            logger.info(
+                "%s: block_size=%d, mask_token_id=%d, draft_window_size=%s, accept_rule=%s, %s.",
+                READY,
+                self.block_size,
+                self._mask_token_id,
+                get_spec().speculative_draft_window_size,
+                self._rule.value,
+                self._settings,
+            )
+
+    def _make_drafter(self) -> Drafter:
+        sampling = DraftSampling(self._settings.draft_temperature, self._settings.draft_top_k)
+        return Drafter(
             target_runner=self.model_runner,
             draft_runner=self._draft_runner,
             layout=self.draft_parallel_layout,
@@ -89,15 +116,9 @@ class DFlashWorker(BaseSpecWorker):
             mask_embedding=load_mask_embedding(
                 get_spec().speculative_draft_model_path, self._mask_token_id, self.device
             ),
+            limits=self._limits,
+            sampling=None if self._rule is Rule.MATCH else sampling,
         )
-        if get_parallel().tp_rank == 0:
-            logger.info(
-                "%s: block_size=%d, mask_token_id=%d, draft_window_size=%s.",
-                READY,
-                self.block_size,
-                self._mask_token_id,
-                get_spec().speculative_draft_window_size,
-            )
 
     def _build_draft_worker(self, server_args: ServerArgs, gpu_id: int, nccl_port: int) -> None:
         target_runner = self.model_runner
@@ -210,9 +231,10 @@ class DFlashWorker(BaseSpecWorker):
             # The ordinary sampler masks the decode rows by their grammars as they stand.
             grammar_barrier()
         penalised = self._penalties.prepare_prefill(batch)
-        result = self._target_worker.forward_batch_generation(
-            batch, capture_hidden_mode=CaptureHiddenMode.FULL, return_kv_loc_plan=True
-        )
+        with complete_mixed_outputs(batch):
+            result = self._target_worker.forward_batch_generation(
+                batch, capture_hidden_mode=CaptureHiddenMode.FULL, return_kv_loc_plan=True
+            )
         plan, result.kv_loc_plan = result.kv_loc_plan, None
         self._tp_sync.sync(SpecTpSyncSite.DFLASH_TARGET, result.next_token_ids)
         if penalised is not None:
@@ -263,16 +285,23 @@ class DFlashWorker(BaseSpecWorker):
             batch.seq_lens.record_stream(torch.cuda.current_stream())
         block = self._next_block(batch)
         plan = self._plan_slots(batch, block)
-        draft_ids = self._drafter.propose(batch, block, plan)
+        draft = self._draft(batch, block, plan)
         penalised = self._penalties.rows_of(batch)
-        verified = self._verifier.verify(batch, draft_ids, block, plan, penalised, grammar_barrier)
-        # Ranks draw from their own generators: rank 0 decides.
-        self._tp_sync.sync(SpecTpSyncSite.DFLASH_ACCEPT_SAMPLE, verified.target_ids)
-        accepted = accept_match(draft_ids, verified.target_ids, batch.seq_lens)
+        verified = self._verifier.verify(batch, draft.ids, block, plan, penalised, grammar_barrier)
+        accepted = self._acceptor.accept(
+            batch, draft, verified.logits, block.positions, self._limits.of(batch)
+        )
         if on_publish is not None:
             on_publish(accepted.new_seq_lens)
         self._commit(batch, block, plan, verified, accepted, penalised)
         return self._result(verified, accepted)
+
+    def _draft(self, batch: ScheduleBatch, block: Block, plan: KVLocPlan) -> Draft:
+        uniforms = None
+        if self._acceptor.samples_drafts(batch):
+            bs, width = block.ids.shape
+            uniforms = self._acceptor.uniforms(bs, width - 1, block.ids.device)
+        return self._drafter.propose(batch, block, plan, uniforms)
 
     def _next_block(self, batch: ScheduleBatch) -> Block:
         return prepare_block(

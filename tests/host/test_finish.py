@@ -16,6 +16,7 @@ def request_with(output_ids: list[int], **changes: Any) -> SimpleNamespace:
         sampling_params=SimpleNamespace(stop_strs=["\n"], stop_regex_strs=[]),
         grammar=None,
         finished_len=None,
+        reasoning_tokens=0,
         reason=None,
         calls=[],
     )
@@ -66,3 +67,16 @@ def test_a_single_token_and_requests_without_stop_strings_are_left_alone(stops: 
     req.sampling_params.stop_strs = stops
     finish_token_by_token(sglangs_order, req, 1 if stops else 3)
     assert req.calls == [(4, 1 if stops else 3)]
+
+
+def test_reasoning_past_the_end_is_not_counted() -> None:
+    # SGLang counts the whole run before it looks for the end.
+    req = request_with([4, 5, NEWLINE, 6, 7], reasoning_tokens=5)
+    finish_token_by_token(sglangs_order, req, 4)
+    assert (req.finished_len, req.reasoning_tokens) == (3, 3)
+
+
+def test_reasoning_that_ended_earlier_stays() -> None:
+    req = request_with([4, 5, NEWLINE, 6, 7], reasoning_tokens=1)
+    finish_token_by_token(sglangs_order, req, 4)
+    assert (req.finished_len, req.reasoning_tokens) == (3, 1)

@@ -54,6 +54,12 @@ def _flags(**changed: Any) -> SimpleNamespace:
             "speculative_dflash_block_size": None,
             "speculative_num_draft_tokens": None,
             "speculative_draft_window_size": None,
+            "speculative_accept_threshold_single": 1.0,
+            "speculative_accept_threshold_acc": 1.0,
+            "speculative_use_rejection_sampling": False,
+            "speculative_use_block_verification": False,
+            "speculative_adaptive_config": None,
+            "enable_deterministic_inference": False,
             **changed,
         }
     )

@@ -35,8 +35,14 @@ def seeds(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 
 @pytest.mark.parametrize(
     "changes",
-    [{}, {"origin_input_ids": []}, {"min_p": 0.2}, {"min_new_tokens": 3, "stop_token_ids": {7}}],
-    ids=["plain", "empty prompt", "min_p without seeds", "min_new_tokens"],
+    [
+        {},
+        {"origin_input_ids": []},
+        {"min_p": 0.2},
+        {"min_new_tokens": 3, "stop_token_ids": {7}},
+        {"custom_logit_processor": "{}"},
+    ],
+    ids=["plain", "empty prompt", "min_p without seeds", "min_new_tokens", "processor"],
 )
 def test_served(changes: dict[str, Any]) -> None:
     assert refusal(request_with(**changes)) is None
@@ -48,7 +54,6 @@ def test_served(changes: dict[str, Any]) -> None:
         ({"origin_input_ids": [1, VOCAB]}, "input_ids has the token id 100"),
         ({"origin_input_ids": [-1, 2]}, "input_ids has the token id -1"),
         ({"min_new_tokens": 2, "stop_token_ids": {VOCAB + 3}}, "stop_token_ids has the token id"),
-        ({"custom_logit_processor": "{}"}, "custom_logit_processor is not supported"),
         ({"return_hidden_states": True}, "return_hidden_states is not supported"),
         ({"return_sampling_mask": True}, "return_sampling_mask is not supported"),
     ],

@@ -1,0 +1,69 @@
+"""From the drafter's hidden states to the tokens it proposes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from sglang.srt.runtime_context import get_parallel
+from torch import Tensor
+
+from dflash_sglang.core.sampled_draft import Candidates
+
+
+class DraftTail:
+    """Verifier head over the drafter's hidden states: the most likely tokens of every position.
+
+    Called by the draft CUDA graph through SGLang's capture-tail hook, it leaves them in `out`,
+    whose addresses the graph keeps; without a graph the worker calls `top` itself.
+    """
+
+    def __init__(self, lm_head: Any, block_size: int, max_batch_size: int, top_k: int) -> None:
+        self._head = lm_head
+        self._block_size = block_size
+        self._top_k = top_k
+        self._tp_group = get_parallel().tp_group
+        shard = lm_head.shard_indices
+        # Rows past num_org are padding or LoRA vocabulary: neither is ever drafted.
+        self._num_ids: int = shard.num_org_elements
+        self._first_id: int = shard.org_vocab_start_index
+        device = next(lm_head.parameters()).device
+        shape = (max_batch_size, block_size - 1, top_k)
+        self.out = Candidates(
+            ids=torch.zeros(shape, dtype=torch.int64, device=device),
+            logits=torch.zeros(shape, dtype=torch.float32, device=device),
+        )
+
+    def __call__(self, hidden: Tensor, input_ids: Tensor | None = None) -> None:
+        """Write the candidates of `hidden` to `out`; the signature is the capture-tail hook's."""
+        for buffer, values in zip(self.out, self.top(hidden), strict=True):
+            buffer[: values.shape[0]].copy_(values)
+
+    def top(self, hidden: Tensor) -> Candidates:
+        """Most likely tokens of every position after the anchor.
+
+        Args:
+            hidden: [bs * block_size, hidden] drafter output after its final norm.
+
+        Returns:
+            K = top_k candidates. With K = 1 ties go to the smallest id, on any number of ranks.
+        """
+        blocks = hidden.view(-1, self._block_size, hidden.shape[-1])
+        drafted = blocks[:, 1:].reshape(-1, hidden.shape[-1])
+        logits = self._head.quant_method.apply(self._head, drafted, None)[:, : self._num_ids]
+        values, ids = _top(logits, self._top_k)
+        if self._tp_group.world_size > 1:
+            # Ranks hold ascending id ranges, so a tie goes to the smallest id here as well.
+            all_values = self._tp_group.all_gather(values, dim=1)
+            all_ids = self._tp_group.all_gather(ids + self._first_id, dim=1)
+            values, index = _top(all_values, self._top_k)
+            ids = all_ids.gather(1, index)
+        shape = (len(blocks), self._block_size - 1, self._top_k)
+        return Candidates(ids.view(shape), values.to(torch.float32).view(shape))
+
+
+def _top(values: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
+    """The largest values of every row and their columns, [rows, top_k] each."""
+    if top_k > 1:
+        return values.topk(top_k, dim=1)
+    return values.max(dim=1, keepdim=True)
