@@ -1,12 +1,13 @@
-"""Greedy answers of many DFLASH servers against plain decoding, token for token, in float32.
+"""Every sampling feature of DFLASH servers against plain decoding, ours and SGLang's own.
 
-    python -m bench.exactness --json result.json       # the whole matrix
-    python -m bench.exactness --quick                   # two configurations, fewer prompts
+    python -m bench.exactness --json result.json    # 24 prompts a feature
+    python -m bench.exactness --prompts 6
 
-Plain decoding answers all held-out prompts first, alone and eight at a time, and must agree with
-itself. Then every configuration serves the same prompts at every concurrency; after each pass the
-server must be idle with every KV slot free or in the prefix tree. Exit status 1 when an answer
-differs. The environment is that of ``. launch/env.sh``.
+Plain decoding answers one request at a time, without overlap: that is what a feature means. Our
+worker then answers each feature on its own and all features at once; SGLang's own worker answers
+each on its own, and only where its server accepts the request. Sampled features go by seed, so all
+comparisons are token for token, log-probabilities up to rounding. Exit status 1 when ours differs.
+The environment is that of ``. launch/env.sh``.
 """
 
 from __future__ import annotations
@@ -14,144 +15,152 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import random
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from tqdm import tqdm
 
 from dflash_sglang import zoo
-from launch import load
-from launch.client import Answer
+from dflash_sglang.config import WORKER_VARIABLE, WorkerChoice
+from launch.client import Client
 from launch.report import provenance
-from tests.e2e.configurations import Configuration, Drafter, Retraction
-from tests.e2e.servers import TestedServer, serve
+from tests.e2e.asking import ask
+from tests.e2e.features import ARGS, FEATURES, PLAIN_ARGS, Feature, same
+from tests.e2e.servers import TestedServer
 
-MAX_NEW_TOKENS = 192
-QUICK_PROMPTS = 24
-# Every value of every axis, and each risky pair at least once: pages with chunks and windows,
-# retraction with and without overlap, mixed batches with sliding layers, no prefix cache.
-MATRIX = (
-    Configuration(16, 1),
-    Configuration(8, 16, overlap=False),
-    Configuration(4, 1, overlap=False, radix=False),
-    Configuration(16, 16, chunked=True, radix=False),
-    Configuration(8, 1, chunked=True, mixed=True),
-    Configuration(4, 16, chunked=True, window=True),
-    Configuration(16, 1, retraction=Retraction.FORCED),
-    Configuration(16, 16, overlap=False, retraction=Retraction.FORCED),
-    Configuration(16, 1, Drafter.RANDOM),
-    Configuration(8, 16, Drafter.RANDOM, overlap=False, retraction=Retraction.PRESSURE),
-    Configuration(16, 1, Drafter.SLIDING, overlap=False, mixed=True, chunked=True),
-)
-QUICK = (MATRIX[0], MATRIX[7])
+CONCURRENCY = 24
+DFLASH, MIXED, BUILTIN = "dflash", "dflash-mixed", "builtin"
+
+
+class Job(NamedTuple):
+    """One request."""
+
+    feature: Feature
+    number: int  # of the prompt
+    prompt: str
 
 
 class Row(NamedTuple):
-    """One configuration at one concurrency."""
+    """How many answers to a feature were those of plain decoding."""
 
-    configuration: str
-    concurrency: int
-    prompts: int
-    identical: int
-    tokens: int
-    verifies: int
-    tau: float
-    retractions: int
-    seconds: float
+    mode: str
+    feature: str
+    same: int
+    total: int
 
 
-def compare(
-    name: str, concurrency: int, expected: Sequence[Answer], done: load.Load, prompts: Sequence[str]
-) -> Row:
-    """One row; the first difference goes to standard error."""
-    same = sum(a.output_ids == b.output_ids for a, b in zip(expected, done.answers, strict=True))
-    difference = load.first_difference(expected, done.answers)
-    if difference is not None:
-        tqdm.write(
-            f"{name} at concurrency {concurrency}: {prompts[difference.prompt]!r} differs at token "
-            f"{difference.position}: {difference.expected} became {difference.got}",
-            file=sys.stderr,
-        )
-    return Row(
-        configuration=name,
-        concurrency=concurrency,
-        prompts=len(prompts),
-        identical=same,
-        tokens=sum(answer.completion_tokens for answer in done.answers),
-        verifies=sum(answer.verify_count for answer in done.answers),
-        tau=round(load.tau(done.answers), 3),
-        retractions=sum(answer.meta["num_retractions"] for answer in done.answers),
-        seconds=round(done.seconds, 1),
-    )
+Answers = dict[tuple[str, int], Any]
 
 
-def show(row: Row) -> None:
-    """Print a row."""
-    tqdm.write(
-        f"{row.configuration:<45} c={row.concurrency:<3} {row.identical}/{row.prompts} identical, "
-        f"tau {row.tau:.2f}, {row.verifies} verifies, {row.retractions} retractions, "
-        f"{row.seconds:.0f} s"
-    )
+def run(server: Client, jobs: Sequence[Job], concurrency: int, bar: Any) -> Answers:
+    """The answers by feature and prompt."""
+
+    def send(job: Job) -> Any:
+        answer = ask(server, job.feature.payload(job.prompt, job.number), job.feature.path)
+        bar.update()
+        return answer
+
+    with ThreadPoolExecutor(concurrency) as pool:
+        answers = list(pool.map(send, jobs))
+    return {(job.feature.name, job.number): a for job, a in zip(jobs, answers, strict=True)}
 
 
-def measure(
-    configurations: Sequence[Configuration], concurrencies: Sequence[int], prompts: Sequence[str]
-) -> list[Row]:
-    """Serve and compare everything."""
-    rows: list[Row] = []
-    passes = len(configurations) * len(concurrencies) + 2
-    with tempfile.TemporaryDirectory() as name, tqdm(total=passes, unit=" passes") as bar:
-        folder = Path(name)
-        with TestedServer(zoo.path("moe").verifier, log_dir=folder / "plain") as plain:
-            expected = load.run(plain, prompts, 8, MAX_NEW_TOKENS).answers
-            bar.update()
-            alone = load.run(plain, prompts, 1, MAX_NEW_TOKENS)
-            rows.append(compare("plain, alone against 8", 1, expected, alone, prompts))
-            bar.update()
-        show(rows[-1])
-        for number, configuration in enumerate(configurations):
-            bar.set_description(configuration.name)
-            with serve(configuration, folder / str(number)) as server:
-                for concurrency in concurrencies:
-                    done = load.run(server, prompts, concurrency, MAX_NEW_TOKENS)
-                    server.check_rest()
-                    rows.append(compare(configuration.name, concurrency, expected, done, prompts))
-                    show(rows[-1])
-                    bar.update()
+def compare(mode: str, expected: Answers, got: Answers) -> list[Row]:
+    """A row a feature."""
+    rows = []
+    for feature in FEATURES:
+        pairs = [(answer, got[key]) for key, answer in expected.items() if key[0] == feature.name]
+        equal = sum(same(left, right) for left, right in pairs)
+        rows.append(Row(mode, feature.name, equal, len(pairs)))
     return rows
+
+
+@contextmanager
+def serving(folder: Path, mode: str) -> Iterator[TestedServer]:
+    """The server of a mode."""
+    pair = zoo.path("moe")
+    drafter = None if mode == "plain" else pair.drafter
+    args = PLAIN_ARGS if mode == "plain" else ARGS
+    env = {WORKER_VARIABLE: WorkerChoice.BUILTIN.value} if mode == BUILTIN else {}
+    with TestedServer(pair.verifier, drafter, args=args, env=env, log_dir=folder / mode) as server:
+        yield server
+
+
+def measure(prompts: Sequence[str]) -> list[Row]:
+    """All modes."""
+    jobs = [
+        Job(feature, number, prompt)
+        for feature in FEATURES
+        for number, prompt in enumerate(prompts)
+    ]
+    shuffled = random.Random(0).sample(jobs, len(jobs))
+    with (
+        tempfile.TemporaryDirectory() as name,
+        tqdm(total=4 * len(jobs), unit=" requests") as bar,
+    ):
+        folder = Path(name)
+        bar.set_description("plain")
+        with serving(folder, "plain") as server:
+            expected = run(server, jobs, 1, bar)
+        bar.set_description(DFLASH)
+        with serving(folder, DFLASH) as server:
+            # In the order of features: a batch holds one feature, at times two.
+            rows = compare(DFLASH, expected, run(server, jobs, CONCURRENCY, bar))
+            rows += compare(MIXED, expected, run(server, shuffled, CONCURRENCY, bar))
+            server.check_rest()
+        bar.set_description(BUILTIN)
+        with serving(folder, BUILTIN) as server:
+            rows += compare(BUILTIN, expected, run(server, jobs, CONCURRENCY, bar))
+    return rows
+
+
+def table(rows: Sequence[Row]) -> str:
+    """The matrix as Markdown, a line a feature."""
+    by_mode: Mapping[tuple[str, str], Row] = {(row.mode, row.feature): row for row in rows}
+    lines = [
+        "| feature | ours | ours, all mixed | SGLang's own worker |",
+        "|---|---|---|---|",
+    ]
+    for feature in FEATURES:
+        cells = [by_mode[mode, feature.name] for mode in (DFLASH, MIXED, BUILTIN)]
+        shown = " | ".join(f"{row.same} of {row.total}" for row in cells)
+        lines.append(f"| {feature.name} | {shown} |")
+    return "\n".join(lines)
 
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(prog="bench.exactness", description="See the module.")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows there")
-    parser.add_argument("--quick", action="store_true", help="two configurations, 24 prompts")
-    parser.add_argument("--prompts", type=int, default=300, metavar="N", help="default: 300")
-    parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 8, 32], metavar="N")
+    parser.add_argument("--prompts", type=int, default=24, metavar="N", help="default: 24")
     return parser.parse_args(argv)
 
 
 def main() -> int:
-    """Run the matrix; the exit status says whether every answer was identical."""
+    """Run the matrix; the exit status says whether every answer of ours was plain decoding's."""
     given = parse()
     turns = itertools.zip_longest(*zoo.prompts("moe").values())
     texts = [prompt.text for turn in turns for prompt in turn if prompt is not None]
-    prompts = texts[: QUICK_PROMPTS if given.quick else given.prompts]
     begin = time.monotonic()
-    rows = measure(QUICK if given.quick else MATRIX, given.concurrency, prompts)
-    different = sum(row.prompts - row.identical for row in rows)
+    rows = measure(texts[: given.prompts])
+    print(table(rows))
+    different = sum(row.total - row.same for row in rows if row.mode != BUILTIN)
     print(
-        f"{len(rows)} passes, {sum(row.prompts for row in rows)} answers, "
-        f"{sum(row.tokens for row in rows)} tokens, {different} differences, "
+        f"{len(FEATURES)} features, {different} differences in ours, "
         f"{time.monotonic() - begin:.0f} s"
     )
     if given.json is not None:
-        arguments = {"prompts": len(prompts), "concurrency": given.concurrency}
-        result: dict[str, Any] = {"rows": [row._asdict() for row in rows], **provenance(arguments)}
+        result: dict[str, Any] = {
+            "rows": [row._asdict() for row in rows],
+            **provenance({"prompts": given.prompts}),
+        }
         given.json.write_text(json.dumps(result, indent=1) + "\n")
     return int(different > 0)
 

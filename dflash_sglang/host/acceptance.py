@@ -40,6 +40,7 @@ class Acceptor:
         self._sampler = sampler
         self._tp_sync = tp_sync
         self._thresholds = Thresholds(1.0, 1.0)
+        self._current_thresholds()  # announces inexact ones before the first request
 
     def samples_drafts(self, batch: ScheduleBatch) -> bool:
         """Whether the batch's drafts are drawn instead of the most likely ones."""

@@ -1,4 +1,4 @@
-"""Ways to serve that must not change an answer: the axes of bench/exactness.py's matrix."""
+"""Ways to serve that must not change an answer: the axes of bench/identity.py's matrix."""
 
 from __future__ import annotations
 

@@ -42,23 +42,34 @@ def continuations(
 
 
 def environment(folder: Path, continuations: Iterable[Continuation]) -> dict[str, str]:
-    """Writes the plugin's entry point and the oracle's table to `folder`.
+    """Writes the oracle's table and the plugin's entry point to `folder`.
 
     Returns:
         The variables that make a server load the plugin.
     """
+    plugin = plugin_environment(folder, "scripted_drafts")
+    table = folder / "continuations.json"
+    table.write_text(json.dumps(list(continuations)))
+    return {**plugin, "DFLASH_TEST_CONTINUATIONS": str(table)}
+
+
+def wrong_rule(folder: Path, mistake: str) -> dict[str, str]:
+    """The variables that put a mistake into the accept rule: see server_side/wrong_rules.py."""
+    return {**plugin_environment(folder, "wrong_rules"), "DFLASH_TEST_WRONG_RULE": mistake}
+
+
+def plugin_environment(folder: Path, module: str) -> dict[str, str]:
+    """Writes the entry point of a plugin in server_side/ to `folder`."""
     distribution = folder / "dflash_test_scripts-0.dist-info"
     distribution.mkdir(parents=True)
     (distribution / "METADATA").write_text(
         "Metadata-Version: 2.1\nName: dflash-test-scripts\nVersion: 0\n"
     )
     (distribution / "entry_points.txt").write_text(
-        "[sglang.srt.plugins]\ndflash_test_scripts = scripted_drafts:register\n"
+        f"[sglang.srt.plugins]\ndflash_test_scripts = {module}:register\n"
     )
-    table = folder / "continuations.json"
-    table.write_text(json.dumps(list(continuations)))
     path = [str(folder), str(PLUGIN_FOLDER), *filter(None, [os.environ.get("PYTHONPATH")])]
-    return {"PYTHONPATH": os.pathsep.join(path), "DFLASH_TEST_CONTINUATIONS": str(table)}
+    return {"PYTHONPATH": os.pathsep.join(path)}
 
 
 def oracle(k: int, name: object) -> str:
