@@ -3,7 +3,7 @@
     python -m bench.draws --json result.json         # 20,100 draws a rule
     python -m bench.draws --draws 3000
 
-The law comes from transformers: every answer's probability to a prompt's first tokens, which no
+The law comes from transformers: the probability of every continuation of a context, which no
 speculation and no SGLang takes part in. A chi-square test compares it with what the server drew.
 Rules with a planted mistake go through the same test, which must reject them; so must the relaxed
 rule, which is not exact and does not claim to be. Exit status 1 when a verdict is not as it should
@@ -26,7 +26,7 @@ from tqdm import tqdm
 from dflash_sglang import zoo
 from launch.report import provenance
 from tests.e2e import scripts
-from tests.e2e.draws import BATCH, BLOCK_ARGS, REJECT, Sampling, draw, law, p_value
+from tests.e2e.draws import BATCH, BLOCK_ARGS, REJECT, Sampling, context, draw, law, p_value
 from tests.e2e.servers import TestedServer
 from tests.e2e.verifier_law import Witness
 
@@ -74,7 +74,8 @@ class Row(NamedTuple):
 def measure(number: int) -> list[Row]:
     """Every rule; the exact ones under every filter."""
     witness = Witness()
-    laws = {name: law(witness, sampling) for name, sampling in FILTERS.items()}
+    ids = context(witness)
+    laws = {name: law(witness, ids, sampling) for name, sampling in FILTERS.items()}
     total = sum(len(FILTERS) if case.exact else 1 for case in CASES)
     rows = []
     with tempfile.TemporaryDirectory() as name, tqdm(total=total, unit=" tests") as bar:
@@ -94,7 +95,7 @@ def measure(number: int) -> list[Row]:
                 for filters, sampling in FILTERS.items():
                     if not case.exact and sampling != Sampling():
                         continue
-                    got = draw(server, number, sampling)
+                    got = draw(server, ids, number, sampling)
                     p = p_value(got.counts, laws[filters])
                     rejected = p < REJECT
                     row = Row(

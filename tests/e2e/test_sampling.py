@@ -14,7 +14,7 @@ from dflash_sglang import zoo
 from tests.e2e import scripts
 from tests.e2e.asking import ask_all, greedy
 from tests.e2e.conftest import MAX_NEW_TOKENS, Reference
-from tests.e2e.draws import BLOCK_ARGS, REJECT, Sampling, draw, law, p_value
+from tests.e2e.draws import BLOCK_ARGS, REJECT, Sampling, context, draw, law, p_value
 from tests.e2e.servers import TestedServer
 from tests.e2e.verifier_law import Witness
 
@@ -28,19 +28,24 @@ def witness() -> Witness:
     return Witness()
 
 
+@pytest.fixture(scope="module")
+def ids(witness: Witness) -> list[int]:
+    return context(witness)
+
+
 @pytest.mark.parametrize(
     "sampling",
     [Sampling(), Sampling(top_k=6, top_p=0.9), Sampling(min_p=0.02)],
     ids=["temperature", "top-k and top-p", "min-p"],
 )
 def test_sample_and_match_follows_the_verifiers_law(
-    dflash: TestedServer, witness: Witness, sampling: Sampling
+    dflash: TestedServer, witness: Witness, ids: list[int], sampling: Sampling
 ) -> None:
-    got = draw(dflash, DRAWS, sampling)
+    got = draw(dflash, ids, DRAWS, sampling)
     assert got.tau > 1.2  # drafts were accepted, else this proves nothing
-    assert p_value(got.counts, law(witness, sampling)) > REJECT
+    assert p_value(got.counts, law(witness, ids, sampling)) > REJECT
     # The test can tell: another temperature is another law.
-    hotter = law(witness, sampling._replace(temperature=2.6))
+    hotter = law(witness, ids, sampling._replace(temperature=3.2))
     assert p_value(got.counts, hotter) < REJECT
 
 
@@ -55,12 +60,12 @@ def block_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestedSer
 
 
 def test_block_verification_follows_the_verifiers_law(
-    block_server: TestedServer, witness: Witness
+    block_server: TestedServer, witness: Witness, ids: list[int]
 ) -> None:
     for sampling in (Sampling(), Sampling(top_k=6, top_p=0.9)):
-        got = draw(block_server, DRAWS, sampling)
+        got = draw(block_server, ids, DRAWS, sampling)
         assert got.tau > 1.2
-        assert p_value(got.counts, law(witness, sampling)) > REJECT
+        assert p_value(got.counts, law(witness, ids, sampling)) > REJECT
     block_server.check_rest()
 
 
@@ -77,22 +82,24 @@ def test_greedy_requests_match_beside_sampled_ones(
     block_server.check_rest()
 
 
-def test_a_mistake_in_the_rule_is_noticed(witness: Witness, tmp_path: Path) -> None:
+def test_a_mistake_in_the_rule_is_noticed(witness: Witness, ids: list[int], tmp_path: Path) -> None:
     pair = zoo.path("moe")
     env = scripts.wrong_rule(tmp_path / "plugin", "bonus")
     with TestedServer(
         pair.verifier, pair.drafter, args=BLOCK_VERIFICATION, env=env, log_dir=tmp_path
     ) as server:
-        got = draw(server, DRAWS)
-    assert p_value(got.counts, law(witness)) < REJECT
+        got = draw(server, ids, DRAWS)
+    assert p_value(got.counts, law(witness, ids)) < REJECT
 
 
-def test_relaxed_thresholds_are_announced_and_served(witness: Witness, tmp_path: Path) -> None:
+def test_relaxed_thresholds_are_announced_and_served(
+    witness: Witness, ids: list[int], tmp_path: Path
+) -> None:
     pair = zoo.path("moe")
     with TestedServer(pair.verifier, pair.drafter, args=RELAXED, log_dir=tmp_path) as server:
         announced = server.log_path.read_text()
-        got = draw(server, DRAWS)
+        got = draw(server, ids, DRAWS)
         log = server.log_path.read_text()
     assert "not exact, another distribution is served" in announced  # before any request
     assert log.count("not exact, another distribution is served") == 1
-    assert p_value(got.counts, law(witness)) < REJECT
+    assert p_value(got.counts, law(witness, ids)) < REJECT

@@ -39,7 +39,7 @@ class Witness:
 
     def law(
         self,
-        prompt: str,
+        prompt_ids: Sequence[int],
         length: int,
         temperature: float,
         keep: Filter = lambda probs: probs,
@@ -48,13 +48,12 @@ class Witness:
         """Every answer of `length` tokens that is not too rare, with its probability.
 
         Args:
-            prompt: text.
+            prompt_ids: the context.
             length: in tokens; an answer that ends earlier is shorter.
             temperature: above 0.
             keep: the filters.
             floor: less likely beginnings are left out; the probabilities sum to less than 1.
         """
-        prompt_ids = self.tokenizer(prompt)["input_ids"]
         found: list[Outcome] = []
         growing = [Outcome((), 1.0)]
         for _ in range(length):
