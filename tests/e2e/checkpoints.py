@@ -1,4 +1,4 @@
-"""Variants of the embedded drafter: random weights, sliding-window layers."""
+"""Variants of the embedded drafter: random weights, sliding-window layers, a short context."""
 
 from __future__ import annotations
 
@@ -33,6 +33,12 @@ def sliding_drafter(folder: Path, window: int = 16) -> Path:
         weights,
         {"layer_types": types, "sliding_window": window, "use_sliding_window": True},
     )
+
+
+def short_drafter(folder: Path, positions: int) -> Path:
+    """The embedded drafter made for a context of `positions` tokens."""
+    weights = load_file(zoo.path("moe").drafter / "model.safetensors")
+    return _write(folder, weights, {"max_position_embeddings": positions})
 
 
 def _write(folder: Path, weights: dict[str, torch.Tensor], changes: dict[str, object]) -> Path:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import pytest
 
 from dflash_sglang import zoo
+from launch import load
 from launch.client import Answer
-from tests.e2e import scripts
+from tests.e2e import checkpoints, scripts
 from tests.e2e.asking import ask_all, greedy
 from tests.e2e.configurations import Configuration, Drafter
 from tests.e2e.conftest import MAX_NEW_TOKENS, Reference
@@ -144,6 +146,24 @@ def test_adversarial_drafts_change_no_answer(
 
 def sum_correct(answer: Answer) -> int:
     return sum(k * steps for k, steps in enumerate(scripts.correct_drafts(answer)))
+
+
+def test_past_the_drafters_range_answers_go_on_a_token_a_step(
+    reference: Reference, tmp_path: Path
+) -> None:
+    prompt_lens = [answer.meta["prompt_tokens"] for answer in reference.answers]
+    positions = sorted(prompt_lens)[len(prompt_lens) // 2] + 2 * BLOCK
+    drafter = checkpoints.short_drafter(tmp_path / "short", positions)
+    with TestedServer(zoo.path("moe").verifier, drafter, log_dir=tmp_path / "log") as server:
+        done = load.run(server, reference.prompts, 8, MAX_NEW_TOKENS)
+        server.check_rest()
+    assert [answer.output_ids for answer in done.answers] == plain_ids(reference)
+    # What starts past the range never speculates; what starts well before it does.
+    past = [a for a, n in zip(done.answers, prompt_lens, strict=True) if n + BLOCK > positions]
+    before = [a for a, n in zip(done.answers, prompt_lens, strict=True) if n + BLOCK < positions]
+    assert past
+    assert all(answer.verify_count == answer.completion_tokens - 1 for answer in past)
+    assert load.tau(before) > 1.5
 
 
 def test_a_lost_slot_is_noticed(

@@ -16,7 +16,7 @@ from tests.e2e.scripts import correct_drafts
 from tests.e2e.servers import TestedServer, serve
 
 # Every value of every axis, the pairs that share code together: windows, pages and chunks; mixed
-# batches and retraction. All pairs are in bench/exactness.py.
+# batches and retraction. All pairs are in bench/identity.py.
 SAMPLE = (
     Configuration(4, 16, overlap=False, radix=False, chunked=True, window=True),
     Configuration(8, 1, Drafter.SLIDING, chunked=True, mixed=True, retraction=Retraction.FORCED),
