@@ -14,7 +14,6 @@ from torch import Tensor
 from dflash_sglang.core import accept
 from dflash_sglang.core.accept import Rule, Thresholds
 from dflash_sglang.host.draft import Draft
-from dflash_sglang.host.limits import Limits
 from dflash_sglang.host.sampling import TargetSampler
 
 if TYPE_CHECKING:
@@ -57,7 +56,7 @@ class Acceptor:
         draft: Draft,
         logits: Tensor,
         positions: Tensor,
-        limits: Limits | None,
+        limit: Tensor | None,
     ) -> Acceptance:
         """Accept a prefix of every block.
 
@@ -66,9 +65,8 @@ class Acceptor:
             draft: the block, and what sampled drafts were drawn from.
             logits: [bs * width, vocab] float32, adjusted; kept when the batch wants logprobs.
             positions: [bs, width] int64.
-            limits: most drafts that each request may accept.
+            limit: [bs] int32, most drafts that each request may accept; None for all.
         """
-        limit = None if limits is None else limits.drafts
         if draft.proposal is None:
             return self._match(batch, draft.ids, logits, positions, limit)
         greedy = batch.sampling_info.top_ks <= 1

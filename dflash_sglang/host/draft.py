@@ -48,6 +48,15 @@ class Draft(NamedTuple):
     ids: Tensor  # [bs, block_size] int64, column 0 the anchor
     proposal: Proposal | None  # what the drafts were drawn from; None: each is the most likely one
 
+    def narrow(self, width: int) -> Draft:
+        """The first `width` columns."""
+        if width == self.ids.shape[1]:
+            return self
+        proposal = self.proposal
+        if proposal is not None:
+            proposal = Proposal(*(columns[:, : width - 1] for columns in proposal))
+        return Draft(self.ids[:, :width].contiguous(), proposal)
+
 
 class Drafter:
     """Runs the draft model over one block per request."""
@@ -100,7 +109,7 @@ class Drafter:
             uniforms: [bs, block_size - 1] float32 in [0, 1) to draw sampled drafts by; None to take
                 the most likely token at every position.
         """
-        candidates = self._candidates(batch, block, plan)
+        candidates = self.candidates(batch, block, plan)
         drafted, proposal = candidates.ids[..., 0], None
         if uniforms is not None and self._sampling is not None:
             greedy = batch.sampling_info.top_ks <= 1
@@ -109,7 +118,8 @@ class Drafter:
             )
         return Draft(torch.cat([block.ids[:, :1], drafted], dim=1), proposal)
 
-    def _candidates(self, batch: ScheduleBatch, block: Block, plan: KVLocPlan) -> Candidates:
+    def candidates(self, batch: ScheduleBatch, block: Block, plan: KVLocPlan) -> Candidates:
+        """The drafter's most likely tokens; arguments as in `propose`."""
         forward_batch = self._forward_batch(batch, block, plan)
         with draft_tp_context(self._layout):
             output = self._runner.forward(forward_batch)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 import torch
 from sglang.srt.runtime_context import get_spec
@@ -14,11 +15,7 @@ if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import Req, ScheduleBatch
 
 
-class Limits(NamedTuple):
-    """Most drafts that the requests of a batch may accept."""
-
-    drafts: Tensor  # [bs] int32, 0 .. block_size - 1
-    most: int  # the largest of them that the host knows of
+REQUEST_KEY = "dflash"  # in custom_params of a request's sampling parameters
 
 
 class DraftLimits:
@@ -38,31 +35,62 @@ class DraftLimits:
         self._range = draft_range
         self._device = device
 
-    def of(self, batch: ScheduleBatch) -> Limits | None:
-        """The batch's limits; None when every request may accept a whole block."""
-        known = [self._full if may_speculate(req) else 0 for req in batch.reqs]
-        most = max(known)
+    def of(self, batch: ScheduleBatch) -> Tensor | None:
+        """Most drafts of each request, [bs] int32; None when all may accept a whole block."""
+        known = [self._drafts(req) for req in batch.reqs]
         if self._range is None and min(known) == self._full:
             return None
         drafts = async_h2d(known, dtype=torch.int32, device=self._device)
         if self._range is not None:
             past = batch.seq_lens + self._full >= self._range
             drafts = drafts.masked_fill_(past, 0)
-        return Limits(drafts, most)
+        return drafts
+
+    def _drafts(self, req: Req) -> int:
+        most = most_tokens(req)
+        return self._full if most is None else min(most - 1, self._full)
 
     def within_range(self, positions: Tensor) -> Tensor:
         """Positions that the drafter's tables hold; what lies past them is never accepted."""
         return positions if self._range is None else positions.clamp(max=self._range - 1)
 
 
-def may_speculate(req: Req) -> bool:
-    """Whether a request's drafts may be accepted at all.
+def most_tokens(req: Req) -> int | None:
+    """Most tokens that a request may commit in a step, 1 for no speculation; None for no limit.
 
     A custom logit processor may read the output so far and keep state, so it is called once per
     committed token, as without speculation. Images take positions and features that a drafter was
-    not made for.
+    not made for. The rest is the request's own wish.
     """
-    return req.custom_logit_processor is None and req.multimodal_inputs is None
+    if req.custom_logit_processor is not None or req.multimodal_inputs is not None:
+        return 1
+    wishes = (req.sampling_params.custom_params or {}).get(REQUEST_KEY)
+    if wishes is None:
+        return None
+    return 1 if not wishes.get("speculative", True) else wishes.get("max_width")
+
+
+def wish_problem(custom_params: Mapping[str, Any] | None) -> str | None:
+    """What is wrong with a request's wishes, None when nothing is.
+
+    Args:
+        custom_params: of the request's sampling parameters.
+    """
+    wishes = (custom_params or {}).get(REQUEST_KEY)
+    if wishes is None:
+        return None
+    if not isinstance(wishes, dict) or not set(wishes) <= {"max_width", "speculative"}:
+        given = wishes
+    elif not isinstance(wishes.get("speculative", True), bool):
+        given = wishes["speculative"]
+    elif type(wishes.get("max_width", 1)) is not int or wishes.get("max_width", 1) < 1:
+        given = wishes["max_width"]
+    else:
+        return None
+    return (
+        f"custom_params[{REQUEST_KEY!r}] has {given!r}. Give an object with "
+        '"max_width", an integer from 1 on, and "speculative", true or false; each may be left out.'
+    )
 
 
 def draft_range(draft_config: Any, target_config: ModelConfig) -> int | None:

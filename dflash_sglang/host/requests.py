@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 from sglang.srt.runtime_context import get_exec
 
+from dflash_sglang.host.limits import wish_problem
+
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import Req
 
@@ -18,7 +20,7 @@ def refusal(req: Req) -> str | None:
     Args:
         req: a request as the scheduler has received it, sampling parameters normalised.
     """
-    return _malformed(req) or _inexact(req)
+    return _malformed(req) or wish_problem(req.sampling_params.custom_params) or _inexact(req)
 
 
 def _malformed(req: Req) -> str | None:
@@ -60,6 +62,7 @@ def disarm(req: Req) -> None:
     params = req.sampling_params
     params.min_p = 0.0
     params.min_new_tokens = 0
+    params.custom_params = None
     req.custom_logit_processor = None
     req.return_hidden_states = False
     req.return_sampling_mask = False

@@ -14,6 +14,7 @@ from torch import Tensor
 from dflash_sglang.host.draft_state import host_block_lens
 from dflash_sglang.host.penalties import PenalisedRows
 from dflash_sglang.host.sampling import TargetSampler
+from dflash_sglang.host.width_runners import WidthRunners
 
 if TYPE_CHECKING:
     from sglang.srt.layers.logits_processor import LogitsProcessorOutput
@@ -35,9 +36,12 @@ class Verified(NamedTuple):
 class Verifier:
     """Runs the verifier over `width` tokens per request and applies the requests' rules."""
 
-    def __init__(self, target_worker: TpModelWorker, sampler: TargetSampler) -> None:
+    def __init__(
+        self, target_worker: TpModelWorker, sampler: TargetSampler, runners: WidthRunners
+    ) -> None:
         self._worker = target_worker
         self._sampler = sampler
+        self._runners = runners
 
     def verify(
         self,
@@ -55,7 +59,7 @@ class Verifier:
                 them).
             draft_ids: [bs, width] int64, column 0 the anchor.
             block: positions and slots, [bs, width].
-            plan: the step's slot ids.
+            plan: the step's slot ids, of the whole block.
             penalised: the rows with penalties.
             grammar_barrier: advances grammars over the previous step's tokens; None when they
                 already are.
@@ -92,14 +96,18 @@ class Verifier:
             draft_token_num=width,
             capture_hidden_mode=CaptureHiddenMode.FULL,
             kv_loc_plan=plan,
+            kv_loc_cols=slice(0, width),
         )
         batch.out_cache_loc = block.slots.view(-1)
         # Attention plans from host lengths that include the block.
         committed_cpu, committed_sum = batch.seq_lens_cpu, batch.seq_lens_sum
         batch.seq_lens_cpu = host_block_lens(batch, width)
         batch.seq_lens_sum = int(batch.seq_lens_cpu.sum())
+        self._runners.activate(width)
         forward_batch, _ = verify_input.prepare_for_verify(batch, self._worker)
         batch.seq_lens_cpu, batch.seq_lens_sum = committed_cpu, committed_sum
-        return self._worker.forward_batch_generation(
+        result = self._worker.forward_batch_generation(
             batch=None, forward_batch=forward_batch, is_verify=True, skip_attn_backend_init=True
         )
+        self._runners.activate_widest()  # for prefills
+        return result

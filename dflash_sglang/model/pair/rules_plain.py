@@ -161,15 +161,15 @@ def layer_kinds(pair: Pair) -> Iterator[Finding]:
 
 
 def context_range(pair: Pair) -> Iterator[Finding]:
-    """Past its own range a drafter guesses; the answers stay exact."""
+    """Past its own range a drafter is not asked; the answers stay exact."""
     own, verifier = pair.draft_int("max_position_embeddings"), pair.verifier.max_position_embeddings
     if own is not None and verifier is not None and own < verifier:
         yield warning(
             "context_range",
-            "the drafter was made for a shorter context than the verifier's; past it, fewer "
-            "drafts are accepted",
+            "the drafter was made for a shorter context than the verifier's; past it, requests "
+            "advance one token a step",
             f"max_position_embeddings {own}, verifier {verifier}",
-            f"Serve with --context-length {own} or less, or accept the loss there.",
+            f"Serve with --context-length {own} or less, or accept plain speed there.",
         )
 
 

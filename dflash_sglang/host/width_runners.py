@@ -1,0 +1,67 @@
+"""What the verifier needs for each verify width: an attention backend, and its CUDA graphs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from sglang.srt.model_executor.runner import DecodeCudaGraphRunner
+from sglang.srt.runtime_context import get_context, get_spec
+
+if TYPE_CHECKING:
+    from sglang.srt.model_executor.model_runner import ModelRunner
+
+_SOURCE = "dflash_sglang.width"
+
+
+class Runner(NamedTuple):
+    """One width's share of the verifier's model runner."""
+
+    attn_backend: Any
+    graph_runner: Any  # None where nothing is captured
+
+
+class WidthRunners:
+    """Switches the verifier's model runner between widths.
+
+    A backend keeps its metadata by batch size, for one number of tokens a request; so do captured
+    graphs. Everything else of the model runner is shared.
+
+    Source: `EAGLEWorkerV2.build_adaptive_runtime_state` in
+        sglang/srt/speculative/eagle_worker_v2.py builds the same pair for its numbers of steps.
+    """
+
+    def __init__(self, model_runner: ModelRunner, widths: tuple[int, ...]) -> None:
+        self._model_runner = model_runner
+        self._widths = widths
+        self._runners: dict[int, Runner] = {}
+
+    def build(self, *, capture: bool) -> None:
+        """Build what narrower widths need; call it when the widest is in place."""
+        runner = self._model_runner
+        widest = get_spec().speculative_num_draft_tokens
+        self._runners[widest] = Runner(runner.attn_backend, runner.decode_cuda_graph_runner)
+        for width in self._widths:
+            if width != widest:
+                self._runners[width] = self._build_one(width, capture=capture)
+        get_context().override(_SOURCE, speculative_num_draft_tokens=widest)
+
+    def _build_one(self, width: int, *, capture: bool) -> Runner:
+        get_context().override(_SOURCE, speculative_num_draft_tokens=width)
+        runner = self._model_runner
+        backend = runner._get_attention_backend(init_new_workspace=True)
+        if not capture:
+            return Runner(backend, None)
+        graphs = DecodeCudaGraphRunner(
+            runner, attn_backend=backend, speculative_num_draft_tokens=width
+        )
+        return Runner(backend, graphs)
+
+    def backends(self) -> tuple[Any, ...]:
+        """All attention backends."""
+        return tuple(runner.attn_backend for runner in self._runners.values())
+
+    def activate(self, width: int) -> None:
+        """Let the next forward pass run at this width."""
+        backend, graphs = self._runners[width]
+        self._model_runner.attn_backend = backend
+        self._model_runner.decode_cuda_graph_runner = graphs

@@ -1,0 +1,109 @@
+"""The verify width of each step: asks the policy, and tells it what became of the step."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from sglang.srt.runtime_context import get_parallel
+
+from dflash_sglang.core.width import CostTable, ObservedStep, WidthPolicy, WidthSettings
+from dflash_sglang.host.limits import most_tokens
+from dflash_sglang.host.step_clock import Mark, StepClock
+
+if TYPE_CHECKING:
+    from sglang.srt.managers.schedule_batch import ScheduleBatch
+
+
+@dataclass
+class Step:
+    """A decode step that the policy has not heard of yet."""
+
+    keys: Sequence[str]
+    width: int
+    begin: Mark
+    end: Mark | None = None  # beginning of the next decode step
+    disturbed: bool = False  # something else ran in between
+    accept_lens: Sequence[int] | None = None  # None until the host knows them
+
+
+class Widths:
+    """Chooses widths for a worker whose results the host learns one step late."""
+
+    def __init__(
+        self, block_size: int, settings: WidthSettings, device: torch.device | str
+    ) -> None:
+        self.ladder = settings.ladder(block_size)
+        self._block_size = block_size
+        self._settings = settings
+        self._clock = StepClock(device)
+        self._steps: deque[Step] = deque()
+        self._limited: set[str] = set()
+        self._policy: WidthPolicy | None = None
+        self._tp_group = get_parallel().tp_group
+
+    @property
+    def adaptive(self) -> bool:
+        """Whether there is anything to choose."""
+        return len(self.ladder) > 1
+
+    def start(self, costs: CostTable) -> None:
+        """Choose from now on; until then every step has the widest width."""
+        self._policy = WidthPolicy(self._block_size, costs, self._settings)
+
+    def choose(self, batch: ScheduleBatch) -> int:
+        """Width of the step that is about to run."""
+        if self._policy is None:
+            return self.ladder[-1]
+        now = self._clock.mark()
+        if self._steps and self._steps[-1].end is None:
+            self._steps[-1].end = now
+        self._report(self._policy)
+        keys = [req.rid for req in batch.reqs]
+        for req in batch.reqs:
+            if req.rid not in self._limited and (most := most_tokens(req)) is not None:
+                self._policy.limit(req.rid, most)
+                self._limited.add(req.rid)
+        width = self._agreed(self._policy.choose(keys))
+        self._steps.append(Step(keys, width, now))
+        return width
+
+    def disturb(self) -> None:
+        """Something else than a decode step runs: the last step's duration says nothing."""
+        if self._steps:
+            self._steps[-1].disturbed = True
+
+    def verified(self, accept_lens: Sequence[int]) -> None:
+        """Accepted drafts of every request of the oldest step that has none yet."""
+        waiting = (step for step in self._steps if step.accept_lens is None)
+        step = next(waiting, None)
+        if step is not None:
+            step.accept_lens = accept_lens
+
+    def finished(self, rid: str) -> None:
+        """A request is done."""
+        self._limited.discard(rid)
+        if self._policy is not None:
+            self._policy.forget(rid)
+
+    def _report(self, policy: WidthPolicy) -> None:
+        while self._steps and self._steps[0].accept_lens is not None:
+            step = self._steps.popleft()
+            assert step.accept_lens is not None
+            seconds = None
+            if step.end is not None and not step.disturbed:
+                seconds = self._clock.seconds(step.begin, step.end)
+            policy.observe(ObservedStep(step.keys, step.accept_lens, step.width, seconds))
+
+    def _agreed(self, width: int) -> int:
+        """The width of rank 0: ranks measure different times."""
+        if self._tp_group.world_size == 1:
+            return width
+        shared = torch.tensor([width])
+        torch.distributed.broadcast(
+            shared, src=self._tp_group.ranks[0], group=self._tp_group.cpu_group
+        )
+        return int(shared)
