@@ -1,0 +1,142 @@
+"""Choose the verify width that commits the most tokens per second."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from typing import NamedTuple
+
+from dflash_sglang.core.width.acceptance import Acceptance
+from dflash_sglang.core.width.cost import CostTable
+from dflash_sglang.core.width.settings import WidthSettings
+
+# Explored from plain decoding: width 2 shows a single draft, and only the first.
+LEAST_PROBE = 4
+UNSET = 0  # before the first step there is no current width
+REST = 32  # steps between a probe that lost, or a change of width, and the next probe, at least
+
+
+class ObservedStep(NamedTuple):
+    """What a decode step turned out to do."""
+
+    keys: Sequence[Hashable]  # requests of the batch, each with its own key
+    accept_lens: Sequence[int]  # drafts accepted of each, at most width - 1; all 0 at width 1
+    width: int  # tokens verified of each, the anchor counted
+    seconds: float | None  # None: the step also did something else, such as a prefill
+
+
+class WidthPolicy:
+    """One width for the whole batch, chosen before each step.
+
+    The width is that of the largest
+
+        sum over requests of E[committed tokens | width] / seconds(batch size, width),
+
+    and it is left only for one that promises `hysteresis` more. Since the width is the same for
+    all, no request starves: every step commits at least one token of each.
+
+    Drafts that are not verified are not observed, so once in a while a step is wider than the best
+    known width, a *probe*. What a probe lost in time is waited for: the next one is due when that
+    loss is `explore_share` of the time served since. A probe that lost nothing is repeated at once,
+    so that good drafts are believed after a few steps, whether they were missed for a second or an
+    hour.
+
+    Steps may be observed late, as under overlapped scheduling, or never.
+    """
+
+    def __init__(self, block_size: int, costs: CostTable, settings: WidthSettings) -> None:
+        """Start optimistic: the first steps draft.
+
+        Args:
+            block_size: tokens of a block, the anchor counted.
+            costs: what a step takes, at every width of `settings.ladder(block_size)`.
+            settings: the knobs.
+
+        Raises:
+            ConfigError: the settings do not fit the block size.
+        """
+        self.widths = settings.ladder(block_size)
+        self._leave_at = 1 + settings.hysteresis
+        self._explore_share = settings.explore_share
+        self._costs = costs
+        self._acceptance = Acceptance(block_size, settings.half_life)
+        self._width = UNSET  # the best known one
+        self._seconds_per_commit = 0.0  # of a request, expected at that width
+        self._clock = 0.0  # seconds served
+        self._probe_at = 0.0  # on that clock
+        self._debt = 0.0  # seconds lost by probes since the last wait
+
+    def limit(self, key: Hashable, max_width: int) -> None:
+        """Commit at most `max_width` tokens of a request in a step; 1: it does not speculate.
+
+        Call it before the request's first step. The batch is still verified at one width; the
+        request counts with what it can commit.
+        """
+        self._acceptance.limit(key, max_width)
+
+    def forget(self, key: Hashable) -> None:
+        """Drop a finished request; its last steps may still be observed afterwards."""
+        self._acceptance.forget(key)
+
+    def choose(self, keys: Sequence[Hashable]) -> int:
+        """Width of the next step.
+
+        Args:
+            keys: the requests of the batch, not empty; new ones are taken in.
+        """
+        if len(self.widths) == 1:
+            return self.widths[0]
+        batch_size, groups = len(keys), self._acceptance.groups(keys)
+        seconds = {width: self._costs.seconds(batch_size, width) for width in self.widths}
+        rates = {
+            width: self._acceptance.expected_commit(groups, width) / seconds[width]
+            for width in self.widths
+        }
+        self._settle(rates, seconds)
+        self._seconds_per_commit = batch_size / rates[self._width]
+        if self._clock < self._probe_at:
+            return self._width
+        for width in self.widths:
+            if width > self._width and width >= min(LEAST_PROBE, self.widths[-1]):
+                most = self._acceptance.most_commit(groups, self._width, width)
+                if most / seconds[width] > rates[self._width]:
+                    # Until it is observed, it counts as having committed nothing more.
+                    self._wait(seconds[width] - seconds[self._width], seconds[self._width])
+                    return width
+        return self._width
+
+    def observe(self, step: ObservedStep) -> None:
+        """Learn from a step; steps in the order in which they ran."""
+        batch_size = len(step.keys)
+        usual = self._costs.seconds(batch_size, step.width)
+        self._clock += usual if step.seconds is None else step.seconds
+        if step.seconds is not None:
+            self._costs.observe(batch_size, step.width, step.seconds)
+        if step.width > self._width:
+            commits = 1 + sum(step.accept_lens) / batch_size
+            self._judge(usual - commits * self._seconds_per_commit, usual)
+        self._acceptance.observe(step.keys, step.accept_lens, step.width)
+
+    def _settle(self, rates: Mapping[int, float], seconds: Mapping[int, float]) -> None:
+        """Take the best width as the current one, if it is better by enough."""
+        best = max(rates, key=rates.__getitem__)
+        if self._width == UNSET or rates[best] > self._leave_at * rates[self._width]:
+            self._width = best
+            self._wait(0.0, seconds[best])
+
+    def _judge(self, loss: float, seconds: float) -> None:
+        """Repeat a probe at once while its run has lost nothing; else wait out what it lost.
+
+        Args:
+            loss: seconds lost against the current width.
+            seconds: what the probe took.
+        """
+        self._debt = max(self._debt + loss, -seconds)  # one good probe pays for one bad one
+        if self._debt <= 0:
+            self._probe_at = self._clock
+        else:
+            self._wait(self._debt, seconds)
+            self._debt = 0.0
+
+    def _wait(self, loss: float, seconds: float) -> None:
+        """Put the next probe off until `loss` is a small enough share of the time served."""
+        self._probe_at = self._clock + max(loss / self._explore_share, REST * seconds)
