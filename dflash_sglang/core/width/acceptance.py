@@ -129,7 +129,7 @@ class Acceptance:
             if request is not None:
                 request.learn(rejected, self._risk_up_to[seen], self._keep)
             if shown > 0:
-                everyone += difficulty
+                everyone += 1
                 at_risk[seen] += difficulty
                 rejections[seen] += rejected
         self._age()

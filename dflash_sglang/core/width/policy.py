@@ -12,6 +12,9 @@ from dflash_sglang.core.width.settings import WidthSettings
 # Explored from plain decoding: width 2 shows a single draft, and only the first.
 LEAST_PROBE = 4
 UNSET = 0  # before the first step there is no current width
+LEAD = 1
+PATIENCE = 4
+ALLW = False
 REST = 32  # steps between a probe that lost, or a change of width, and the next probe, at least
 
 
@@ -63,6 +66,8 @@ class WidthPolicy:
         self._seconds_per_commit = 0.0  # of a request, expected at that width
         self._clock = 0.0  # seconds served
         self._probe_at = 0.0  # on that clock
+        self._probe_width = UNSET
+        self._resting = False
         self._debt = 0.0  # seconds lost by probes since the last wait
 
     def limit(self, key: Hashable, max_width: int) -> None:
@@ -95,12 +100,16 @@ class WidthPolicy:
         self._seconds_per_commit = batch_size / rates[self._width]
         if self._clock < self._probe_at:
             return self._width
+        if self._resting:
+            self._resting = False
+            self._debt = 0.0
         for width in self.widths:
             if width > self._width and width >= min(LEAST_PROBE, self.widths[-1]):
                 most = self._acceptance.most_commit(groups, self._width, width)
                 if most / seconds[width] > rates[self._width]:
                     # Until it is observed, it counts as having committed nothing more.
                     self._wait(seconds[width] - seconds[self._width], seconds[self._width])
+                    self._probe_width = width
                     return width
         return self._width
 
@@ -111,9 +120,9 @@ class WidthPolicy:
         self._clock += usual if step.seconds is None else step.seconds
         if step.seconds is not None:
             self._costs.observe(batch_size, step.width, step.seconds)
-        if step.width > self._width:
+        if step.width == self._probe_width:
             commits = 1 + sum(step.accept_lens) / batch_size
-            self._judge(usual - commits * self._seconds_per_commit, usual)
+            self._judge(usual - commits * self._seconds_per_commit, usual, batch_size)
         self._acceptance.observe(step.keys, step.accept_lens, step.width)
 
     def _settle(self, rates: Mapping[int, float], seconds: Mapping[int, float]) -> None:
@@ -121,21 +130,23 @@ class WidthPolicy:
         best = max(rates, key=rates.__getitem__)
         if self._width == UNSET or rates[best] > self._leave_at * rates[self._width]:
             self._width = best
+            self._probe_width = UNSET
             self._wait(0.0, seconds[best])
 
-    def _judge(self, loss: float, seconds: float) -> None:
+    def _judge(self, loss: float, seconds: float, batch_size: int) -> None:
         """Repeat a probe at once while its run has lost nothing; else wait out what it lost.
 
         Args:
             loss: seconds lost against the current width.
             seconds: what the probe took.
         """
-        self._debt = max(self._debt + loss, -seconds)  # one good probe pays for one bad one
-        if self._debt <= 0:
-            self._probe_at = self._clock
-        else:
+        self._debt = max(self._debt + loss, -LEAD * seconds)
+        slack = (PATIENCE if self._width == 1 or ALLW else 0) / batch_size * (seconds - self._seconds_per_commit)
+        self._resting = self._resting or self._debt > slack
+        if self._resting:
             self._wait(self._debt, seconds)
-            self._debt = 0.0
+        else:
+            self._probe_at = self._clock
 
     def _wait(self, loss: float, seconds: float) -> None:
         """Put the next probe off until `loss` is a small enough share of the time served."""
