@@ -1,7 +1,6 @@
 """The width policy against fixed widths and the best width in hindsight, on simulated servers.
 
-    python -m bench.width_simulator --json docs/data/width_simulator.json \\
-        --svg docs/data/width_simulator.svg --traces docs/data/accept_traces.json
+    python -m bench.width_simulator --traces docs/data/accept_traces.json --json FILE --svg FILE
 
 No model runs. What a step takes comes from a table (`bench/width_costs.py`), what drafts are worth
 from generated or recorded traces (`bench/width_traces.py`). The policy is told of a step one step
@@ -137,7 +136,9 @@ def simulate(
         oracle=speed(best(policy.widths)),
         oracle_any_width=speed(best(range(1, BLOCK_SIZE + 1))),
         oracle_widths=best(policy.widths),
-        policy_widths={w: n / len(served.widths) for w, n in sorted(Counter(served.widths).items())},
+        policy_widths={
+            w: n / len(served.widths) for w, n in sorted(Counter(served.widths).items())
+        },
         switches=sum(a != b for a, b in pairwise(served.widths)),
     )
 

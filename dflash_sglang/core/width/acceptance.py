@@ -12,11 +12,11 @@ A step of width w shows only drafts 1 .. w - 1: with accept length a it shows a 
 a < w - 1, one rejection; a == w - 1 says nothing about draft w. Both estimates are ratios of
 rejections to what was at risk, so that unseen drafts enter neither side:
 
-    q[i] = rejections at i / sum of m over the requests whose draft i was seen (in mean 1 a step)
+    q[i] = rejections at i / sum of m over the requests whose draft i was seen
     m[r] = (K + rejections of r) / (K + sum of q over the drafts of r that were seen)
 
-Sources: the estimator of q is Breslow's (1972) for discrete time with m as relative risk; that of
-m is the posterior mean of a gamma frailty with mean 1 and shape K.
+Sources: q is estimated as in Breslow (1972), with m as the relative risk; m as the mean of a gamma
+frailty of mean 1 and shape K given what was seen (Vaupel, Manton and Stallard, 1979).
 """
 
 from __future__ import annotations
@@ -24,18 +24,25 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Hashable, Sequence
 from itertools import accumulate
-from math import log
+from math import log, sqrt
 
 START_REJECTION = 0.2  # before anything was seen: optimistic, so that the first steps draft
-# The curve's prior at a position weighs as much as one step; it is the position before, because
-# acceptance along a block changes slowly and a position that was never seen has to get a value.
-CURVE_PRIOR = 1.0
+# The curve's prior at a position, in steps; it is the position before, because acceptance along a
+# block changes slowly and a position that was never seen has to get a value.
+CURVE_PRIOR = 0.5
 # However long nothing was seen, the curve keeps this many steps of evidence: enough to remember
 # that drafts were bad, little enough to be outvoted by a few new ones.
 CURVE_FLOOR = 4.0
-DIFFICULTY_PRIOR = 2.0  # K: rejections after which a request counts as much as the average
+DIFFICULTY_PRIOR = 8.0  # K: rejections after which a request outweighs the average one
+# Only products m * q are seen. The mean m of a batch is therefore drawn to 1, as if this many
+# average requests were among them: nearly all the way in a large batch, hardly for one request,
+# whose bad luck would otherwise count twice, in m and in q.
+AVERAGE_REQUESTS = 8
 STEPS_PER_OCTAVE = 3  # difficulties are rounded to 2 ** (n / 3), so that requests share a table row
 WIDEST_CLASS = 3 * STEPS_PER_OCTAVE  # difficulties between 1/8 and 8
+
+# How many requests share (class of difficulty, max_width), and with it what to expect of them.
+Groups = Counter[tuple[int, int]]
 
 
 class Request:
@@ -67,12 +74,15 @@ class Acceptance:
 
         Args:
             block_size: tokens of a block, the anchor counted.
-            half_life: steps after which evidence weighs half.
+            half_life: steps after which what a request showed weighs half. Of the curve, which
+                n requests show at once, as precise an estimate takes fewer steps: it forgets
+                sqrt(n) times as fast, the best compromise for a truth that drifts at random.
         """
         self._block_size = block_size
+        self._half_life = half_life
         self._keep = 0.5 ** (1 / half_life)
         self._requests: dict[Hashable, Request] = {}
-        # Both by position 1 .. block_size - 1, in steps: a batch of any size adds 1 at most.
+        # Both by position 1 .. block_size - 1, as means over the batch: evidence counts in steps.
         self._rejections = [0.0] * block_size
         self._at_risk = [0.0] * block_size
         self._update_curve()
@@ -85,22 +95,22 @@ class Acceptance:
         """Drop a finished request; one that was never seen is fine."""
         self._requests.pop(key, None)
 
-    def groups(self, keys: Sequence[Hashable]) -> Counter[tuple[int, int]]:
-        """How many requests share (class of difficulty, max_width); unknown ones are average."""
+    def groups(self, keys: Sequence[Hashable]) -> Groups:
+        """Sort requests by what to expect of them; unknown ones are taken in as average."""
         known = self._requests
         for key in keys:
             if key not in known:
                 known[key] = Request(self._block_size)
         return Counter([known[key].group for key in keys])
 
-    def expected_commit(self, groups: Counter[tuple[int, int]], width: int) -> float:
+    def expected_commit(self, groups: Groups, width: int) -> float:
         """Expected tokens that all these requests together commit in a step of this width."""
         return sum(
             count * self._commits(difficulty)[min(width, max_width)]
             for (difficulty, max_width), count in groups.items()
         )
 
-    def most_commit(self, groups: Counter[tuple[int, int]], known: int, width: int) -> float:
+    def most_commit(self, groups: Groups, known: int, width: int) -> float:
         """What they would commit if every draft past those of width `known` were accepted."""
         total = 0.0
         for (difficulty, max_width), count in groups.items():
@@ -118,7 +128,7 @@ class Acceptance:
             width: verified tokens of each, the anchor counted.
         """
         rejections, at_risk = [0.0] * (self._block_size + 1), [0.0] * (self._block_size + 1)
-        everyone = 0.0
+        showing, difficulties = 0, 0.0
         for key, accept_len in zip(keys, accept_lens, strict=True):
             request = self._requests.get(key)
             shown, difficulty = width - 1, 1.0
@@ -129,27 +139,29 @@ class Acceptance:
             if request is not None:
                 request.learn(rejected, self._risk_up_to[seen], self._keep)
             if shown > 0:
-                everyone += 1
+                showing += 1
+                difficulties += difficulty
                 at_risk[seen] += difficulty
                 rejections[seen] += rejected
-        self._age()
-        if everyone > 0:
-            self._add(rejections, at_risk, everyone)
+        self._age(0.5 ** (sqrt(len(keys)) / self._half_life))
+        if showing:
+            mean = (difficulties + AVERAGE_REQUESTS) / (showing + AVERAGE_REQUESTS)
+            self._add([n / showing for n in rejections], [n / showing / mean for n in at_risk])
         self._update_curve()
 
-    def _age(self) -> None:
+    def _age(self, keep: float) -> None:
         for i in range(1, self._block_size):
             if self._at_risk[i] > CURVE_FLOOR:
-                self._at_risk[i] *= self._keep
-                self._rejections[i] *= self._keep
+                self._at_risk[i] *= keep
+                self._rejections[i] *= keep
 
-    def _add(self, rejections: list[float], last_seen: list[float], everyone: float) -> None:
-        """Add a step; `last_seen` holds requests at the last position they showed."""
+    def _add(self, rejections: list[float], last_seen: list[float]) -> None:
+        """Add a step; `last_seen` holds each request at the last draft that it showed."""
         at_risk = 0.0
         for i in range(self._block_size - 1, 0, -1):
             at_risk += last_seen[i]
-            self._at_risk[i] += at_risk / everyone
-            self._rejections[i] += rejections[i] / everyone
+            self._at_risk[i] += at_risk
+            self._rejections[i] += rejections[i]
 
     def _update_curve(self) -> None:
         before = START_REJECTION

@@ -9,7 +9,7 @@ from statistics import median
 
 WINDOW = 31  # served steps whose median is believed: up to 15 of them may be outliers
 LEAST = 3  # a median of fewer would be the outlier itself
-# A cell that served this many steps is believed as much as what all cells have in common.
+# A cell that served this many steps is believed as much as its width at other batch sizes.
 CELL_PRIOR = 4
 
 
@@ -17,15 +17,13 @@ class CostTable:
     """Measured passes of verifier and drafter, corrected by what served steps take.
 
     At start, bare forward passes are measured. A served step takes longer: scheduling, sampling,
-    launches. What it takes beyond the passes, its *excess*, is tracked as a running median, once
-    over all steps and once for each cell (measured batch size, width). A width that has not been
-    served yet is assumed to have the common excess: otherwise host time would be counted only
-    against the widths in use, and every other one would look fast.
+    launches. What it takes beyond the passes, its *excess*, is tracked as a running median for
+    each width, and within it for each measured batch size. A width that was never served has none,
+    so it looks fast and is tried for a few steps; were it assumed to be as slow as the others, a
+    width that is slow for a reason of its own would never be left.
     """
 
-    def __init__(
-        self, draft: Mapping[int, float], verify: Mapping[tuple[int, int], float]
-    ) -> None:
+    def __init__(self, draft: Mapping[int, float], verify: Mapping[tuple[int, int], float]) -> None:
         """Take what was measured at start.
 
         Args:
@@ -51,7 +49,7 @@ class CostTable:
             column = [verify[batch, width] for batch in self._batches]
             narrower = rising([max(pair) for pair in zip(column, narrower, strict=True)])
             self._verify[width] = narrower
-        self._common = Excess()
+        self._widths = {width: Excess() for width in widths}
         self._cells: dict[tuple[int, int], Excess] = {}
         self._measured: dict[tuple[int, int], float] = {}  # by (batch size, width), interpolated
 
@@ -61,11 +59,11 @@ class CostTable:
         Raises:
             KeyError: the width was not measured.
         """
-        common = max(0.0, self._common.value)  # an unserved cell is not faster than its passes
-        excess = common
+        # What other batch sizes showed: never that a step is faster than its passes.
+        excess = max(0.0, self._widths[width].value)
         cell = self._cells.get((self._cell(batch_size), width))
         if cell is not None:
-            excess += (cell.value - common) * cell.count / (cell.count + CELL_PRIOR)
+            excess += (cell.value - excess) * cell.count / (cell.count + CELL_PRIOR)
         return self.measured(batch_size, width) + excess
 
     def measured(self, batch_size: int, width: int) -> float:
@@ -80,7 +78,7 @@ class CostTable:
     def observe(self, batch_size: int, width: int, seconds: float) -> None:
         """Learn from a served step that did nothing but decode."""
         excess = seconds - self.measured(batch_size, width)
-        self._common.add(excess)
+        self._widths[width].add(excess)
         self._cells.setdefault((self._cell(batch_size), width), Excess()).add(excess)
 
     def _cell(self, batch_size: int) -> int:
@@ -113,7 +111,7 @@ def rising(values: Sequence[float]) -> list[float]:
 
 
 def interpolate(xs: Sequence[int], ys: Sequence[float], x: int) -> float:
-    """Piecewise linear through ascending points; constant before the first, linear past the last."""
+    """Piecewise linear through ascending points: constant before them, linear beyond."""
     if x <= xs[0] or len(xs) == 1:
         return ys[0]
     right = min(bisect_right(xs, x), len(xs) - 1)

@@ -5,17 +5,15 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping, Sequence
 from typing import NamedTuple
 
-from dflash_sglang.core.width.acceptance import Acceptance
+from dflash_sglang.core.width.acceptance import Acceptance, Groups
 from dflash_sglang.core.width.cost import CostTable
 from dflash_sglang.core.width.settings import WidthSettings
 
-# Explored from plain decoding: width 2 shows a single draft, and only the first.
+# From plain decoding: width 2 would show a single draft, and only the first of the block.
 LEAST_PROBE = 4
-UNSET = 0  # before the first step there is no current width
-LEAD = 1
-PATIENCE = 4
-ALLW = False
-REST = 32  # steps between a probe that lost, or a change of width, and the next probe, at least
+# Steps between a change of width, or a run of probes that lost, and the next probe, at least.
+REST = 32
+UNSET = 0  # no width
 
 
 class ObservedStep(NamedTuple):
@@ -38,10 +36,10 @@ class WidthPolicy:
     all, no request starves: every step commits at least one token of each.
 
     Drafts that are not verified are not observed, so once in a while a step is wider than the best
-    known width, a *probe*. What a probe lost in time is waited for: the next one is due when that
-    loss is `explore_share` of the time served since. A probe that lost nothing is repeated at once,
-    so that good drafts are believed after a few steps, whether they were missed for a second or an
-    hour.
+    known width, a *probe*. Probes come in runs: one that commits what its time would have
+    committed at the best known width is repeated at once, so that drafts that have become good are
+    believed after a few steps. A run that falls behind ends, and the next one waits until what
+    was lost is no more than `explore_share` of the time served.
 
     Steps may be observed late, as under overlapped scheduling, or never.
     """
@@ -66,9 +64,9 @@ class WidthPolicy:
         self._seconds_per_commit = 0.0  # of a request, expected at that width
         self._clock = 0.0  # seconds served
         self._probe_at = 0.0  # on that clock
-        self._probe_width = UNSET
-        self._resting = False
-        self._debt = 0.0  # seconds lost by probes since the last wait
+        self._probe_width = UNSET  # of the current run of probes
+        self._lost = 0.0  # seconds this run is behind; negative: ahead
+        self._run_over = False  # a late probe of it may still be observed
 
     def limit(self, key: Hashable, max_width: int) -> None:
         """Commit at most `max_width` tokens of a request in a step; 1: it does not speculate.
@@ -98,31 +96,24 @@ class WidthPolicy:
         }
         self._settle(rates, seconds)
         self._seconds_per_commit = batch_size / rates[self._width]
-        if self._clock < self._probe_at:
-            return self._width
-        if self._resting:
-            self._resting = False
-            self._debt = 0.0
-        for width in self.widths:
-            if width > self._width and width >= min(LEAST_PROBE, self.widths[-1]):
-                most = self._acceptance.most_commit(groups, self._width, width)
-                if most / seconds[width] > rates[self._width]:
-                    # Until it is observed, it counts as having committed nothing more.
-                    self._wait(seconds[width] - seconds[self._width], seconds[self._width])
-                    self._probe_width = width
-                    return width
-        return self._width
+        probe = self._probe(groups, seconds) if self._clock >= self._probe_at else UNSET
+        return probe or self._width
 
     def observe(self, step: ObservedStep) -> None:
-        """Learn from a step; steps in the order in which they ran."""
+        """Learn from a step; steps in the order in which they ran.
+
+        Raises:
+            KeyError: the cost table does not have the step's width.
+        """
         batch_size = len(step.keys)
+        # Not the measured duration: an outlier says nothing about what a probe costs.
         usual = self._costs.seconds(batch_size, step.width)
         self._clock += usual if step.seconds is None else step.seconds
         if step.seconds is not None:
             self._costs.observe(batch_size, step.width, step.seconds)
         if step.width == self._probe_width:
             commits = 1 + sum(step.accept_lens) / batch_size
-            self._judge(usual - commits * self._seconds_per_commit, usual, batch_size)
+            self._judge(usual - commits * self._seconds_per_commit, usual)
         self._acceptance.observe(step.keys, step.accept_lens, step.width)
 
     def _settle(self, rates: Mapping[int, float], seconds: Mapping[int, float]) -> None:
@@ -133,18 +124,32 @@ class WidthPolicy:
             self._probe_width = UNSET
             self._wait(0.0, seconds[best])
 
-    def _judge(self, loss: float, seconds: float, batch_size: int) -> None:
-        """Repeat a probe at once while its run has lost nothing; else wait out what it lost.
+    def _probe(self, groups: Groups, seconds: Mapping[int, float]) -> int:
+        """The next wider width that could be better, if all it newly shows were accepted."""
+        if self._run_over:
+            self._run_over, self._lost = False, 0.0
+        current = self._acceptance.expected_commit(groups, self._width) / seconds[self._width]
+        for width in self.widths:
+            if width > self._width and width >= min(LEAST_PROBE, self.widths[-1]):
+                most = self._acceptance.most_commit(groups, self._width, width)
+                if most / seconds[width] > current:
+                    self._probe_width = width
+                    # As if it had shown nothing good, until it is observed.
+                    self._wait(seconds[width] - seconds[self._width], seconds[width])
+                    return width
+        return UNSET
+
+    def _judge(self, loss: float, seconds: float) -> None:
+        """Go on with a run of probes, or end it.
 
         Args:
-            loss: seconds lost against the current width.
-            seconds: what the probe took.
+            loss: seconds that the probe lost against the current width.
+            seconds: what it took.
         """
-        self._debt = max(self._debt + loss, -LEAD * seconds)
-        slack = (PATIENCE if self._width == 1 or ALLW else 0) / batch_size * (seconds - self._seconds_per_commit)
-        self._resting = self._resting or self._debt > slack
-        if self._resting:
-            self._wait(self._debt, seconds)
+        self._lost = max(self._lost + loss, -seconds)  # one good probe pays for one bad one
+        self._run_over = self._run_over or self._lost > 0
+        if self._run_over:
+            self._wait(self._lost, seconds)
         else:
             self._probe_at = self._clock
 

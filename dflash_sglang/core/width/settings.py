@@ -16,8 +16,9 @@ class WidthSettings:
             graphs of its own, so the list is short. 1 is plain decoding, without a draft.
         min_width: no step is narrower. Above 1 there is no falling back to plain decoding.
         max_width: no step is wider; None is the block size.
-        half_life: steps after which what was seen of acceptance weighs half. Shorter follows a
-            change sooner; longer sees smaller differences between widths at batch size 1.
+        half_life: steps after which what was seen of one request's acceptance weighs half; of a
+            batch of n, steps / sqrt(n). Shorter follows a change sooner; longer sees smaller
+            differences between widths at batch size 1.
         hysteresis: share by which another width must promise more tokens per second before it
             replaces the current one, so that noise does not make the width flap.
         explore_share: share of the time that steps wider than the best known width may lose.
@@ -51,6 +52,4 @@ class WidthSettings:
                 f"explore_share is {self.explore_share}. Choose a share between 0 and 1, not 0: "
                 "a server that stopped drafting would never find out that drafts are good again."
             )
-        return tuple(
-            sorted({w for w in self.widths if self.min_width <= w <= widest} | {widest})
-        )
+        return tuple(sorted({w for w in self.widths if self.min_width <= w <= widest} | {widest}))
