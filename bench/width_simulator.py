@@ -15,21 +15,22 @@ import argparse
 import json
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import pairwise
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from random import Random
-from statistics import mean
+from statistics import mean, median
 from typing import NamedTuple
 
 from tqdm import tqdm
 
 from bench import width_plot
 from bench.width_costs import SERVERS, Server
-from bench.width_traces import BLOCK_SIZE, Step, Workload, trace, workloads
+from bench.width_traces import BLOCK_SIZE, Step, Workload, geometric, trace, workloads
 from dflash_sglang.core.width import ObservedStep, WidthPolicy, WidthSettings
+from launch.report import provenance
 
 FIXED = (1, 8, 16)
+SEEDS = 8  # traces at batch size 1
 
 
 class Row(NamedTuple):
@@ -46,7 +47,7 @@ class Row(NamedTuple):
     oracle_any_width: float  # the best of 1 .. 16, of each segment
     oracle_widths: list[int]  # of the policy's list, by segment
     policy_widths: dict[int, float]  # share of the steps
-    switches: int  # steps whose width was not that of the step before
+    worst: float  # policy / oracle of the worst trace
 
     @property
     def of_oracle(self) -> float:
@@ -90,33 +91,33 @@ def serve(policy: WidthPolicy, steps: Sequence[Step], server: Server, seed: int)
     return Served([tokens[segment] / seconds[segment] for segment in sorted(tokens)], widths)
 
 
-def fixed_speeds(steps: Iterable[Step], server: Server, batch_size: int) -> list[list[float]]:
-    """Tokens/s of every fixed width 0 .. BLOCK_SIZE (0: nothing) by segment."""
+def fixed_speeds(steps: Iterable[Step], server: Server, batch_size: int) -> list[dict[int, float]]:
+    """Tokens/s of every fixed width, by segment."""
     accepted: dict[int, Counter[int]] = {}
     for step in steps:
         accepted.setdefault(step.segment, Counter()).update(step.accept_lens)
-    speeds = []
-    for counts in accepted.values():
-        seconds = counts.total() / batch_size  # times those of a step
-        committed = [sum(c * min(n + 1, w) for n, c in counts.items()) for w in range(17)]
-        speeds.append(
-            [0.0]
-            + [
-                committed[width] / seconds / server.seconds(batch_size, width)
-                for width in range(1, BLOCK_SIZE + 1)
-            ]
-        )
-    return speeds
+    return [
+        {
+            width: batch_size * mean_commit(counts, width) / server.seconds(batch_size, width)
+            for width in range(1, BLOCK_SIZE + 1)
+        }
+        for counts in accepted.values()
+    ]
 
 
-def simulate(
-    server: Server, workload: Workload, batch_size: int, steps: int, settings: WidthSettings
-) -> Row:
-    """One row."""
-    served_trace = list(trace(workload, batch_size, steps, seed=1))
+def mean_commit(accept_lens: Counter[int], width: int) -> float:
+    """Mean tokens that a request commits in a step of this width."""
+    committed = sum(times * min(n + 1, width) for n, times in accept_lens.items())
+    return committed / accept_lens.total()
+
+
+def simulate(server: Server, workload: Workload, batch_size: int, steps: int, seed: int) -> Row:
+    """One row from one trace."""
+    settings = WidthSettings()
+    served_trace = list(trace(workload, batch_size, steps, seed))
     by_segment = fixed_speeds(served_trace, server, batch_size)
     policy = WidthPolicy(BLOCK_SIZE, server.measured(settings.ladder(BLOCK_SIZE)), settings)
-    served = serve(policy, served_trace, server, seed=2)
+    served = serve(policy, served_trace, server, seed)
 
     def best(widths: Sequence[int]) -> list[int]:
         return [max(widths, key=speeds.__getitem__) for speeds in by_segment]
@@ -139,45 +140,51 @@ def simulate(
         policy_widths={
             w: n / len(served.widths) for w, n in sorted(Counter(served.widths).items())
         },
-        switches=sum(a != b for a, b in pairwise(served.widths)),
+        worst=mean(served.speeds) / speed(best(policy.widths)),
     )
+
+
+def average(rows: Sequence[Row]) -> Row:
+    """The mean of several traces; widths are those of the first."""
+    keys = ("plain", "fixed_8", "fixed_16", "policy", "oracle", "oracle_any_width")
+    means = {key: mean(getattr(row, key) for row in rows) for key in keys}
+    return rows[0]._replace(**means, worst=min(row.worst for row in rows))
 
 
 def table(rows: Sequence[Row]) -> Iterator[str]:
     """The rows as Markdown; speeds as speed-up over plain decoding."""
     yield (
         "| server | workload | batch | fixed 8 | fixed 16 | policy | best width | any width "
-        "| policy / best |"
+        "| policy / best | worst trace |"
     )
-    yield "|---|---|---|---|---|---|---|---|---|"
+    yield "|---|---|---|---|---|---|---|---|---|---|"
     for row in rows:
         widths = ", ".join(map(str, row.oracle_widths))
         yield (
             f"| {row.server} | {row.workload} | {row.batch_size} "
             f"| {row.fixed_8 / row.plain:.2f} | {row.fixed_16 / row.plain:.2f} "
             f"| {row.of_plain:.2f} | {row.oracle / row.plain:.2f} (w={widths}) "
-            f"| {row.oracle_any_width / row.plain:.2f} | {row.of_oracle:.3f} |"
+            f"| {row.oracle_any_width / row.plain:.2f} | {row.of_oracle:.3f} | {row.worst:.3f} |"
         )
 
 
 def decision_microseconds(batch_size: int) -> tuple[float, float]:
-    """Mean time of `choose` and of `observe` on this machine."""
+    """Median time of `choose` and of `observe` on this machine."""
     server, settings = SERVERS[0], WidthSettings()
     policy = WidthPolicy(BLOCK_SIZE, server.measured(settings.ladder(BLOCK_SIZE)), settings)
-    steps = list(trace(workloads(None)[7], batch_size, 500, seed=1))
-    spent = [0.0, 0.0]
-
-    def timed(which: int, call: Callable[[], object]) -> None:
+    mixed = Workload("mixed", ((geometric(0.6), geometric(0.9)),))
+    choosing, observing = [], []
+    for step in trace(mixed, batch_size, 500, seed=1):
         begin = time.perf_counter()
-        call()
-        spent[which] += time.perf_counter() - begin
-
-    for step in steps:
-        timed(0, lambda: policy.choose(step.keys))  # noqa: B023
-        took = server.seconds(batch_size, 16)
-        observed = ObservedStep(step.keys, step.accept_lens, 16, took)
-        timed(1, lambda: policy.observe(observed))  # noqa: B023
-    return spent[0] / len(steps) * 1e6, spent[1] / len(steps) * 1e6
+        policy.choose(step.keys)
+        chosen = time.perf_counter()
+        choosing.append(chosen - begin)
+        step_seconds = server.seconds(batch_size, BLOCK_SIZE)
+        observed = ObservedStep(step.keys, step.accept_lens, BLOCK_SIZE, step_seconds)
+        begin = time.perf_counter()
+        policy.observe(observed)
+        observing.append(time.perf_counter() - begin)
+    return median(choosing) * 1e6, median(observing) * 1e6
 
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
@@ -200,14 +207,21 @@ def main() -> None:
         for workload in workloads(given.traces)
         for batch_size in given.batch
     ]
-    settings = WidthSettings()
-    rows = [simulate(*cell, given.steps, settings) for cell in tqdm(cells, unit=" runs")]
+    rows = []
+    for server, workload, batch_size in tqdm(cells, unit=" rows"):
+        # A single request is a matter of luck; a large batch is its own average.
+        seeds = range(SEEDS if batch_size == 1 else 1)
+        traces = [simulate(server, workload, batch_size, given.steps, seed) for seed in seeds]
+        rows.append(average(traces))
     print("\n".join(table(rows)))
     for batch_size in given.batch:
         choose, observe = decision_microseconds(batch_size)
         print(f"batch {batch_size}: choose {choose:.0f} us, observe {observe:.0f} us")
     if given.json is not None:
-        result = {"steps": given.steps, "rows": [row._asdict() for row in rows]}
+        result = {
+            "rows": [row._asdict() for row in rows],
+            "provenance": provenance({"steps": given.steps, "batch": given.batch}),
+        }
         given.json.write_text(json.dumps(result, indent=1) + "\n")
     if given.svg is not None:
         given.svg.write_text(width_plot.svg([row._asdict() for row in rows]))

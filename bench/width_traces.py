@@ -74,7 +74,7 @@ def load_recorded(file: Path) -> dict[str, Family]:
 
 
 def workloads(traces: Path | None) -> list[Workload]:
-    """All workloads; `traces` adds recorded ones, each family alone and all in turn."""
+    """All workloads; `traces` adds a recorded one, its families in turn."""
     falling = curve([0.88 - 0.03 * i for i in range(BLOCK_SIZE - 1)])
     cliff = curve([0.85] * 7 + [0.15] * 8)  # trained on blocks of 8, run at 16
     good, bad = geometric(0.85), geometric(0.2)
@@ -87,9 +87,7 @@ def workloads(traces: Path | None) -> list[Workload]:
         Workload("switches 0.85, 0.2, 0.85", ((good,), (bad,), (good,))),
     ]
     if traces is not None:
-        families = load_recorded(traces)
-        found += [Workload(f"recorded {name}", ((one,),)) for name, one in families.items()]
-        found.append(Workload("recorded, all in turn", (tuple(families.values()),)))
+        found.append(Workload("recorded", (tuple(load_recorded(traces).values()),)))
     return found
 
 
@@ -106,7 +104,7 @@ def trace(workload: Workload, batch_size: int, steps: int, seed: int) -> Iterato
     keys, left = [0] * batch_size, [list[int]()] * batch_size
     length = steps // len(workload.segments)
     for segment, families in enumerate(workload.segments):
-        if segment:  # running requests go on with other drafts
+        if segment > 0:  # running requests go on with other drafts
             left = [families[key % len(families)](rng) for key in keys]
         for n in range(length):
             for row in range(batch_size):

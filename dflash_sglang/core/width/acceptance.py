@@ -21,10 +21,11 @@ frailty of mean 1 and shape K given what was seen (Vaupel, Manton and Stallard, 
 
 from __future__ import annotations
 
+from bisect import bisect
 from collections import Counter
 from collections.abc import Hashable, Sequence
 from itertools import accumulate
-from math import log, sqrt
+from math import sqrt
 
 START_REJECTION = 0.2  # before anything was seen: optimistic, so that the first steps draft
 # The curve's prior at a position, in steps; it is the position before, because acceptance along a
@@ -40,6 +41,7 @@ DIFFICULTY_PRIOR = 8.0  # K: rejections after which a request outweighs the aver
 AVERAGE_REQUESTS = 8
 STEPS_PER_OCTAVE = 3  # difficulties are rounded to 2 ** (n / 3), so that requests share a table row
 WIDEST_CLASS = 3 * STEPS_PER_OCTAVE  # difficulties between 1/8 and 8
+BOUNDS = [2 ** ((n + 0.5) / STEPS_PER_OCTAVE) for n in range(-WIDEST_CLASS, WIDEST_CLASS)]
 
 # How many requests share (class of difficulty, max_width), and with it what to expect of them.
 Groups = Counter[tuple[int, int]]
@@ -62,8 +64,7 @@ class Request:
         self.rejections = keep * self.rejections + rejections
         self.at_risk = keep * self.at_risk + at_risk
         self.difficulty = (DIFFICULTY_PRIOR + self.rejections) / (DIFFICULTY_PRIOR + self.at_risk)
-        octaves = round(STEPS_PER_OCTAVE * log(self.difficulty, 2))
-        self.group = (max(-WIDEST_CLASS, min(WIDEST_CLASS, octaves)), self.max_width)
+        self.group = (bisect(BOUNDS, self.difficulty) - WIDEST_CLASS, self.max_width)
 
 
 class Acceptance:
