@@ -1,0 +1,10 @@
+"""How many tokens of a drafted block are verified, decided before every step; plain Python.
+
+`WidthPolicy` decides; `Acceptance` knows how drafts have fared, `CostTable` what a step takes.
+"""
+
+from dflash_sglang.core.width.cost import CostTable
+from dflash_sglang.core.width.policy import ObservedStep, WidthPolicy
+from dflash_sglang.core.width.settings import WidthSettings
+
+__all__ = ["CostTable", "ObservedStep", "WidthPolicy", "WidthSettings"]

@@ -1,0 +1,120 @@
+"""Seconds of a decode step by batch size and verify width."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Mapping, Sequence
+from statistics import median
+
+WINDOW = 31  # served steps whose median is believed: up to 15 of them may be outliers
+LEAST = 3  # a median of fewer would be the outlier itself
+# A cell that served this many steps is believed as much as its width at other batch sizes.
+CELL_PRIOR = 4
+
+
+class CostTable:
+    """Measured passes of verifier and drafter, corrected by what served steps take.
+
+    At start, bare forward passes are measured. A served step takes longer: scheduling, sampling,
+    launches. What it takes beyond the passes, its *excess*, is tracked as a running median for
+    each width, and within it for each measured batch size. A width that was never served has none,
+    so it looks fast and is tried for a few steps; were it assumed to be as slow as the others, a
+    width that is slow for a reason of its own would never be left.
+    """
+
+    def __init__(self, draft: Mapping[int, float], verify: Mapping[tuple[int, int], float]) -> None:
+        """Take what was measured at start.
+
+        Args:
+            draft: seconds of a draft pass of a whole block, by batch size.
+            verify: seconds of a verify pass by (batch size, width), for every batch size in
+                `draft` and every width that will be asked for.
+
+        Raises:
+            ValueError: nothing was measured, or the two do not cover the same batch sizes.
+        """
+        self._batches = sorted(draft)
+        widths = sorted({width for _, width in verify})
+        expected = {(batch, width) for batch in draft for width in widths}
+        if not expected or set(verify) != expected:
+            raise ValueError(
+                f"verify was measured at {sorted(verify)}, draft at batch sizes {self._batches}: "
+                "measure every width at each of these batch sizes."
+            )
+        self._draft = rising([draft[batch] for batch in self._batches])
+        self._verify: dict[int, list[float]] = {}  # by width, along self._batches
+        narrower = [0.0] * len(self._batches)
+        for width in widths:
+            column = [verify[batch, width] for batch in self._batches]
+            narrower = rising([max(pair) for pair in zip(column, narrower, strict=True)])
+            self._verify[width] = narrower
+        self._widths = {width: Excess() for width in widths}
+        self._cells: dict[tuple[int, int], Excess] = {}
+        self._measured: dict[tuple[int, int], float] = {}  # by (batch size, width), interpolated
+
+    def seconds(self, batch_size: int, width: int) -> float:
+        """Expected seconds of a step; width 1 is plain decoding and drafts nothing.
+
+        Raises:
+            KeyError: the width was not measured.
+        """
+        # What other batch sizes showed: never that a step is faster than its passes.
+        excess = max(0.0, self._widths[width].value)
+        cell = self._cells.get((self._cell(batch_size), width))
+        if cell is not None:
+            excess += (cell.value - excess) * cell.count / (cell.count + CELL_PRIOR)
+        return self.measured(batch_size, width) + excess
+
+    def measured(self, batch_size: int, width: int) -> float:
+        """Seconds of the step's passes alone, as measured at start."""
+        key = (batch_size, width)
+        if key not in self._measured:
+            drafted = interpolate(self._batches, self._draft, batch_size) if width > 1 else 0.0
+            verified = interpolate(self._batches, self._verify[width], batch_size)
+            self._measured[key] = drafted + verified
+        return self._measured[key]
+
+    def observe(self, batch_size: int, width: int, seconds: float) -> None:
+        """Learn from a served step that did nothing but decode."""
+        excess = seconds - self.measured(batch_size, width)
+        self._widths[width].add(excess)
+        self._cells.setdefault((self._cell(batch_size), width), Excess()).add(excess)
+
+    def _cell(self, batch_size: int) -> int:
+        """Index of the largest measured batch size that is not above this one."""
+        return max(0, bisect_right(self._batches, batch_size) - 1)
+
+
+class Excess:
+    """Running median of seconds beyond the measured passes."""
+
+    def __init__(self) -> None:
+        self._recent: deque[float] = deque(maxlen=WINDOW)
+        self.value = 0.0
+
+    @property
+    def count(self) -> int:
+        """Steps that the median rests on."""
+        return len(self._recent) if len(self._recent) >= LEAST else 0
+
+    def add(self, seconds: float) -> None:
+        """Add a step; a single outlier moves the median by one rank at most."""
+        self._recent.append(seconds)
+        if len(self._recent) >= LEAST:
+            self.value = median(self._recent)
+
+
+def rising(values: Sequence[float]) -> list[float]:
+    """The running maximum: more work is never faster, whatever a noisy measurement says."""
+    return [max(values[: i + 1]) for i in range(len(values))]
+
+
+def interpolate(xs: Sequence[int], ys: Sequence[float], x: int) -> float:
+    """Piecewise linear through ascending points: constant before them, linear beyond."""
+    if x <= xs[0] or len(xs) == 1:
+        return ys[0]
+    right = min(bisect_right(xs, x), len(xs) - 1)
+    left = right - 1
+    slope = (ys[right] - ys[left]) / (xs[right] - xs[left])
+    return ys[left] + slope * (x - xs[left])

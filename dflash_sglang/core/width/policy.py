@@ -1,0 +1,158 @@
+"""Choose the verify width that commits the most tokens per second."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from typing import NamedTuple
+
+from dflash_sglang.core.width.acceptance import Acceptance, Groups
+from dflash_sglang.core.width.cost import CostTable
+from dflash_sglang.core.width.settings import WidthSettings
+
+# From plain decoding: width 2 would show a single draft, and only the first of the block.
+LEAST_PROBE = 4
+# Steps between a change of width, or a run of probes that lost, and the next probe, at least.
+REST = 32
+UNSET = 0  # no width
+
+
+class ObservedStep(NamedTuple):
+    """What a decode step turned out to do."""
+
+    keys: Sequence[Hashable]  # requests of the batch, each with its own key
+    accept_lens: Sequence[int]  # drafts accepted of each, at most width - 1; all 0 at width 1
+    width: int  # tokens verified of each, the anchor counted
+    seconds: float | None  # None: the step also did something else, such as a prefill
+
+
+class WidthPolicy:
+    """One width for the whole batch, chosen before each step.
+
+    The width is that of the largest
+
+        sum over requests of E[committed tokens | width] / seconds(batch size, width),
+
+    and it is left only for one that promises `hysteresis` more. Since the width is the same for
+    all, no request starves: every step commits at least one token of each.
+
+    Drafts that are not verified are not observed, so once in a while a step is wider than the best
+    known width, a *probe*. Probes come in runs: one that commits what its time would have
+    committed at the best known width is repeated at once, so that drafts that have become good are
+    believed after a few steps. A run that falls behind ends, and the next one waits until what
+    was lost is no more than `explore_share` of the time served.
+
+    Steps may be observed late, as under overlapped scheduling, or never.
+    """
+
+    def __init__(self, block_size: int, costs: CostTable, settings: WidthSettings) -> None:
+        """Start optimistic: the first steps draft.
+
+        Args:
+            block_size: tokens of a block, the anchor counted.
+            costs: what a step takes, at every width of `settings.ladder(block_size)`.
+            settings: the knobs.
+
+        Raises:
+            ConfigError: the settings do not fit the block size.
+        """
+        self.widths = settings.ladder(block_size)
+        self._leave_at = 1 + settings.hysteresis
+        self._explore_share = settings.explore_share
+        self._costs = costs
+        self._acceptance = Acceptance(block_size, settings.half_life)
+        self._width = UNSET  # the best known one
+        self._seconds_per_commit = 0.0  # of a request, expected at that width
+        self._clock = 0.0  # seconds served
+        self._probe_at = 0.0  # on that clock
+        self._probe_width = UNSET  # of the current run of probes
+        self._lost = 0.0  # seconds this run is behind; negative: ahead
+        self._run_over = False  # a late probe of it may still be observed
+
+    def limit(self, key: Hashable, max_width: int) -> None:
+        """Commit at most `max_width` tokens of a request in a step; 1: it does not speculate.
+
+        Call it before the request's first step. The batch is still verified at one width; the
+        request counts with what it can commit.
+        """
+        self._acceptance.limit(key, max_width)
+
+    def forget(self, key: Hashable) -> None:
+        """Drop a finished request; its last steps may still be observed afterwards."""
+        self._acceptance.forget(key)
+
+    def choose(self, keys: Sequence[Hashable]) -> int:
+        """Width of the next step.
+
+        Args:
+            keys: the requests of the batch, not empty; new ones are taken in.
+        """
+        if len(self.widths) == 1:
+            return self.widths[0]
+        batch_size, groups = len(keys), self._acceptance.groups(keys)
+        seconds = {width: self._costs.seconds(batch_size, width) for width in self.widths}
+        rates = {
+            width: self._acceptance.expected_commit(groups, width) / seconds[width]
+            for width in self.widths
+        }
+        self._settle(rates, seconds)
+        self._seconds_per_commit = batch_size / rates[self._width]
+        probe = self._probe(groups, seconds) if self._clock >= self._probe_at else UNSET
+        return probe or self._width
+
+    def observe(self, step: ObservedStep) -> None:
+        """Learn from a step; steps in the order in which they ran.
+
+        Raises:
+            KeyError: the cost table does not have the step's width.
+        """
+        batch_size = len(step.keys)
+        # Not the measured duration: an outlier says nothing about what a probe costs.
+        usual = self._costs.seconds(batch_size, step.width)
+        self._clock += usual if step.seconds is None else step.seconds
+        if step.seconds is not None:
+            self._costs.observe(batch_size, step.width, step.seconds)
+        if step.width == self._probe_width:
+            commits = 1 + sum(step.accept_lens) / batch_size
+            self._judge(usual - commits * self._seconds_per_commit, usual)
+        self._acceptance.observe(step.keys, step.accept_lens, step.width)
+
+    def _settle(self, rates: Mapping[int, float], seconds: Mapping[int, float]) -> None:
+        """Take the best width as the current one, if it is better by enough."""
+        best = max(rates, key=rates.__getitem__)
+        if self._width == UNSET or rates[best] > self._leave_at * rates[self._width]:
+            self._width = best
+            self._probe_width = UNSET
+            self._wait(0.0, seconds[best])
+
+    def _probe(self, groups: Groups, seconds: Mapping[int, float]) -> int:
+        """The next wider width that could be better, if all it newly shows were accepted."""
+        if self._run_over:
+            self._run_over, self._lost = False, 0.0
+        current = self._acceptance.expected_commit(groups, self._width) / seconds[self._width]
+        for width in self.widths:
+            if width > self._width and width >= min(LEAST_PROBE, self.widths[-1]):
+                most = self._acceptance.most_commit(groups, self._width, width)
+                if most / seconds[width] > current:
+                    self._probe_width = width
+                    # As if it had shown nothing good, until it is observed.
+                    self._wait(seconds[width] - seconds[self._width], seconds[width])
+                    return width
+        return UNSET
+
+    def _judge(self, loss: float, seconds: float) -> None:
+        """Go on with a run of probes, or end it.
+
+        Args:
+            loss: seconds that the probe lost against the current width.
+            seconds: what it took.
+        """
+        self._lost = max(self._lost + loss, -seconds)  # one good probe pays for one bad one
+        self._run_over = self._run_over or self._lost > 0
+        if self._run_over:
+            self._wait(self._lost, seconds)
+        else:
+            self._probe_at = self._clock
+
+    def _wait(self, loss: float, seconds: float) -> None:
+        """Put the next probe off until `loss` is a small enough share of the time served."""
+        self._probe_at = self._clock + max(loss / self._explore_share, REST * seconds)
