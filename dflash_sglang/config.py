@@ -13,6 +13,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
+from dflash_sglang.core.width import WidthSettings
 from dflash_sglang.errors import ConfigError
 
 # How our worker announces itself in the server's log; scripts tell it from SGLang's own by this.
@@ -54,12 +55,51 @@ def read_config(environ: Mapping[str, str]) -> Config:
     return Config(worker=choices[value])
 
 
+class WidthChoice(Enum):
+    """Who chooses the verify width."""
+
+    ADAPTIVE = "adaptive"  # measured cost and acceptance
+    FIXED = "fixed"  # nobody: the widest allowed, always
+
+
+_WIDTH = WidthSettings()
+
+
 @dataclass(frozen=True)
 class Settings:
-    """What the settings file may hold; the defaults are what a server without one uses."""
+    """What the settings file may hold; the defaults are what a server without one uses.
 
+    The meaning of the width's limits and knobs is that of `core.width.WidthSettings`.
+    """
+
+    width: str = WidthChoice.ADAPTIVE.value
+    widths: tuple[int, ...] = _WIDTH.widths
+    min_width: int = _WIDTH.min_width
+    max_width: int | None = _WIDTH.max_width  # None: the block size
+    half_life: float = _WIDTH.half_life
+    hysteresis: float = _WIDTH.hysteresis
+    explore_share: float = _WIDTH.explore_share
     draft_temperature: float = 0.6  # of sampled drafts, above 0
     draft_top_k: int = 16  # tokens a sampled draft is drawn from, 1 .. MAX_TOP_K
+
+    def width_settings(self, block_size: int) -> WidthSettings:
+        """The width's part; a fixed width is a ladder of one.
+
+        Raises:
+            ConfigError: the limits contradict each other or the block size.
+        """
+        widest = block_size if self.max_width is None else self.max_width
+        fixed = self.width == WidthChoice.FIXED.value
+        chosen = WidthSettings(
+            widths=self.widths,
+            min_width=widest if fixed else self.min_width,
+            max_width=widest,
+            half_life=self.half_life,
+            hysteresis=self.hysteresis,
+            explore_share=self.explore_share,
+        )
+        chosen.ladder(block_size)
+        return chosen
 
     def __str__(self) -> str:
         return ", ".join(f"{name}={value}" for name, value in asdict(self).items())
@@ -84,8 +124,11 @@ def read_settings(path: str | None) -> Settings:
             f"{SETTINGS_FLAG} {path} has the unknown key {unknown[0]!r}. Known keys: "
             f"{', '.join(known)}."
         )
-    _check(path, given, "draft_temperature", "a number above 0 and at most 10", _is_temperature)
-    _check(path, given, "draft_top_k", f"an integer from 1 to {MAX_TOP_K}", _is_top_k)
+    for key, (wanted, fits) in _VALUES.items():
+        if key in given and not fits(given[key]):
+            raise ConfigError(f"{SETTINGS_FLAG} {path}: {key} is {given[key]!r}. Give {wanted}.")
+    if "widths" in given:
+        given["widths"] = tuple(given["widths"])
     return Settings(**given)
 
 
@@ -101,16 +144,40 @@ def _read_object(path: str) -> dict[str, Any]:
     return content
 
 
-def _check(
-    path: str, given: Mapping[str, Any], key: str, wanted: str, fits: Callable[[object], bool]
-) -> None:
-    if key in given and not fits(given[key]):
-        raise ConfigError(f"{SETTINGS_FLAG} {path}: {key} is {given[key]!r}. Give {wanted}.")
+def _is_int(value: object, low: int, high: int) -> bool:
+    return type(value) is int and low <= value <= high
 
 
-def _is_temperature(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= 10
+def _is_number(value: object, low: float, high: float) -> bool:
+    """Above `low` and at most `high`."""
+    return type(value) in (int, float) and low < value <= high  # type: ignore[operator]
 
 
-def _is_top_k(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= MAX_TOP_K
+def _is_widths(value: object) -> bool:
+    return isinstance(value, list) and value != [] and all(_is_int(w, 1, 1024) for w in value)
+
+
+# What each key of the settings file takes.
+_VALUES: dict[str, tuple[str, Callable[[object], bool]]] = {
+    "width": (
+        "one of " + ", ".join(repr(choice.value) for choice in WidthChoice),
+        lambda value: value in [choice.value for choice in WidthChoice],
+    ),
+    "widths": ("a list of integers from 1 on", _is_widths),
+    "min_width": ("an integer from 1 on", lambda value: _is_int(value, 1, 1024)),
+    "max_width": (
+        "an integer from 1 on, or null for the block size",
+        lambda value: value is None or _is_int(value, 1, 1024),
+    ),
+    "half_life": ("a number of steps above 0", lambda value: _is_number(value, 0, 1e9)),
+    "hysteresis": ("0 or a share", lambda value: value == 0 or _is_number(value, 0, 1)),
+    "explore_share": ("a share above 0", lambda value: _is_number(value, 0, 0.5)),
+    "draft_temperature": (
+        "a number above 0 and at most 10",
+        lambda value: _is_number(value, 0, 10),
+    ),
+    "draft_top_k": (
+        f"an integer from 1 to {MAX_TOP_K}",
+        lambda value: _is_int(value, 1, MAX_TOP_K),
+    ),
+}

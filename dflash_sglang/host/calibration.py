@@ -59,15 +59,13 @@ class Calibration:
         for batch_size in (*smaller, max_batch_size):
             batch, block = self._batch(batch_size), self._block(batch_size)
             plan = self._plan(batch, block)
-            draft[batch_size] = self._seconds(
-                partial(self._drafter.candidates, batch, block, plan)
-            )
+            draft[batch_size] = self._seconds(partial(self._drafter.candidates, batch, block, plan))
             for width in widths:
                 self._runners.activate(width)
                 verify[batch_size, width] = self._seconds(
                     partial(self._verify, batch, narrow_block(block, width), plan)
                 )
-        self._runners.activate(self._block_size)
+        self._runners.restore()
         return CostTable(draft, verify)
 
     def _batch(self, batch_size: int) -> Any:

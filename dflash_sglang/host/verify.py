@@ -109,5 +109,5 @@ class Verifier:
         result = self._worker.forward_batch_generation(
             batch=None, forward_batch=forward_batch, is_verify=True, skip_attn_backend_init=True
         )
-        self._runners.activate_widest()  # for prefills
+        self._runners.restore()
         return result

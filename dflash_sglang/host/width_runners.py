@@ -34,16 +34,18 @@ class WidthRunners:
         self._model_runner = model_runner
         self._widths = widths
         self._runners: dict[int, Runner] = {}
+        self._block_size = get_spec().speculative_num_draft_tokens
 
     def build(self, *, capture: bool) -> None:
-        """Build what narrower widths need; call it when the widest is in place."""
+        """Build what narrower widths need; call it when the block's own is in place."""
         runner = self._model_runner
-        widest = get_spec().speculative_num_draft_tokens
-        self._runners[widest] = Runner(runner.attn_backend, runner.decode_cuda_graph_runner)
+        self._runners[self._block_size] = Runner(
+            runner.attn_backend, runner.decode_cuda_graph_runner
+        )
         for width in self._widths:
-            if width != widest:
+            if width != self._block_size:
                 self._runners[width] = self._build_one(width, capture=capture)
-        get_context().override(_SOURCE, speculative_num_draft_tokens=widest)
+        get_context().override(_SOURCE, speculative_num_draft_tokens=self._block_size)
 
     def _build_one(self, width: int, *, capture: bool) -> Runner:
         get_context().override(_SOURCE, speculative_num_draft_tokens=width)
@@ -57,11 +59,15 @@ class WidthRunners:
         return Runner(backend, graphs)
 
     def backends(self) -> tuple[Any, ...]:
-        """All attention backends."""
+        """All attention backends of the verifier."""
         return tuple(runner.attn_backend for runner in self._runners.values())
 
+    def restore(self) -> None:
+        """Back to the block's own, which serves prefills."""
+        self.activate(self._block_size)
+
     def activate(self, width: int) -> None:
-        """Let the next forward pass run at this width."""
+        """Let the next verify run at this width."""
         backend, graphs = self._runners[width]
         self._model_runner.attn_backend = backend
         self._model_runner.decode_cuda_graph_runner = graphs

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import torch
 from dflash_kernels.accept_match import Acceptance
-from dflash_kernels.prepare_block import Block, prepare_block
+from dflash_kernels.prepare_block import Block, narrow_block, prepare_block
 from sglang.srt.layers.logprob_processor import compute_spec_logprobs
 from sglang.srt.managers.utils import GenerationBatchResult
 from sglang.srt.model_executor.cuda_graph_config import Backend
@@ -31,6 +32,7 @@ from torch import Tensor
 from dflash_sglang.config import READY, read_settings
 from dflash_sglang.core.accept import Rule
 from dflash_sglang.host.acceptance import Acceptor, chosen_rule
+from dflash_sglang.host.calibration import Calibration
 from dflash_sglang.host.context_kv import ContextKV
 from dflash_sglang.host.draft import Draft, Drafter, DraftSampling
 from dflash_sglang.host.draft_state import DraftState, host_prefix_lens
@@ -41,6 +43,8 @@ from dflash_sglang.host.penalties import PenalisedRows, Penalties
 from dflash_sglang.host.processors import complete_mixed_outputs
 from dflash_sglang.host.sampling import TargetSampler
 from dflash_sglang.host.verify import Verified, Verifier
+from dflash_sglang.host.width_runners import WidthRunners
+from dflash_sglang.host.widths import Widths
 
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import ScheduleBatch
@@ -80,7 +84,7 @@ class DFlashWorker(BaseSpecWorker):
         self.speculative_num_steps = 1
         self._tp_sync = SpecTpSync(get_parallel().tp_group)
         self._build_draft_worker(server_args, gpu_id, nccl_port)
-        self._settings = read_settings(get_spec().speculative_adaptive_config)
+        self._settings = settings = read_settings(get_spec().speculative_adaptive_config)
         self._rule = chosen_rule()
         self._limits = DraftLimits(
             self.block_size,
@@ -90,7 +94,11 @@ class DFlashWorker(BaseSpecWorker):
         self._context_kv = ContextKV(self._draft_runner, self.draft_parallel_layout, self._limits)
         self._penalties = Penalties(self.model_runner.model_config.vocab_size, self.device)
         sampler = TargetSampler(self.model_runner, self._penalties)
-        self._verifier = Verifier(target_worker, sampler)
+        self._widths = Widths(
+            self.block_size, settings.width_settings(self.block_size), self.device
+        )
+        self._width_runners = WidthRunners(self.model_runner, self._widths.ladder)
+        self._verifier = Verifier(target_worker, sampler, self._width_runners)
         self._acceptor = Acceptor(self._rule, sampler, self._tp_sync)
         self._drafter = self._make_drafter()
         if get_parallel().tp_rank == 0:
@@ -156,7 +164,11 @@ class DFlashWorker(BaseSpecWorker):
     @property
     def spec_v2_attn_backends(self) -> tuple[Any, ...]:
         """Attention backends of a step; the scheduler asks them whether they need host lengths."""
-        return (self.model_runner.attn_backend, self._draft_runner.attn_backend)
+        return (
+            self.model_runner.attn_backend,
+            *self._width_runners.backends(),
+            self._draft_runner.attn_backend,
+        )
 
     def weight_update_runners(self) -> list[tuple[str, Any]]:
         """(role, runner) pairs that weight updates apply to."""
@@ -195,6 +207,33 @@ class DFlashWorker(BaseSpecWorker):
             self._drafter.capture_tail()
         with draft_pp_context(), draft_tp_context(self.draft_parallel_layout):
             self._draft_worker.init_cuda_graphs(capture_decode_cuda_graph=capture)
+        self._width_runners.build(capture=capture)
+        if self._widths.adaptive:
+            self._calibrate()
+
+    def _calibrate(self) -> None:
+        begin = time.perf_counter()
+        calibration = Calibration(
+            self.model_runner, self._drafter, self._width_runners, self.block_size
+        )
+        costs = calibration.measure(self._widths.ladder, get_schedule().max_running_requests)
+        self._widths.start(costs)
+        logger.info(
+            "DFLASH measured passes at widths %s in %.1f s: %s.",
+            ", ".join(map(str, self._widths.ladder)),
+            time.perf_counter() - begin,
+            costs,
+        )
+
+    def on_verify_complete_cpu(
+        self, num_correct_drafts_per_req: list[int], batch_size: int = 0
+    ) -> None:
+        """Accepted drafts of the oldest step that has not been reported, on the host."""
+        self._widths.verified(num_correct_drafts_per_req)
+
+    def note_request_finished(self, *, rid: str, natural_stop: bool) -> None:
+        """A request is done."""
+        self._widths.finished(rid)
 
     # ---- one step ------------------------------------------------------------------------------
 
@@ -227,6 +266,7 @@ class DFlashWorker(BaseSpecWorker):
     ) -> GenerationBatchResult:
         """Run prompt tokens, and a mixed batch's decode rows, then give them to the drafter."""
         self._wait_for_fused_hicache_load(batch)
+        self._widths.disturb()
         if batch.has_grammar and batch.forward_mode.is_mixed() and grammar_barrier is not None:
             # The ordinary sampler masks the decode rows by their grammars as they stand.
             grammar_barrier()
@@ -283,9 +323,11 @@ class DFlashWorker(BaseSpecWorker):
         if batch.seq_lens.is_cuda:
             # Gathered on the scheduler's stream, read on this one.
             batch.seq_lens.record_stream(torch.cuda.current_stream())
+        width = self._widths.choose(batch)
         block = self._next_block(batch)
         plan = self._plan_slots(batch, block)
-        draft = self._draft(batch, block, plan)
+        draft = self._draft(batch, block, plan, width)
+        block = narrow_block(block, width)
         penalised = self._penalties.rows_of(batch)
         verified = self._verifier.verify(batch, draft.ids, block, plan, penalised, grammar_barrier)
         accepted = self._acceptor.accept(
@@ -296,12 +338,16 @@ class DFlashWorker(BaseSpecWorker):
         self._commit(batch, block, plan, verified, accepted, penalised)
         return self._result(verified, accepted)
 
-    def _draft(self, batch: ScheduleBatch, block: Block, plan: KVLocPlan) -> Draft:
+    def _draft(self, batch: ScheduleBatch, block: Block, plan: KVLocPlan, width: int) -> Draft:
+        """The part of the drafted block that is verified; at width 1 nothing is drafted."""
+        if width == 1:
+            return Draft(block.ids[:, :1].contiguous(), None)
         uniforms = None
         if self._acceptor.samples_drafts(batch):
-            bs, width = block.ids.shape
-            uniforms = self._acceptor.uniforms(bs, width - 1, block.ids.device)
-        return self._drafter.propose(batch, block, plan, uniforms)
+            uniforms = self._acceptor.uniforms(
+                len(block.ids), self.block_size - 1, block.ids.device
+            )
+        return self._drafter.propose(batch, block, plan, uniforms).narrow(width)
 
     def _next_block(self, batch: ScheduleBatch) -> Block:
         return prepare_block(
@@ -344,7 +390,9 @@ class DFlashWorker(BaseSpecWorker):
             )
         self._context_kv.append(
             verified.features,
-            plan.write_ids(self._draft_runner.kv_index_translator),
+            plan.write_ids(
+                self._draft_runner.kv_index_translator, cols=slice(0, block.ids.shape[1])
+            ),
             block.positions.view(-1),
         )
         verified.logits_output.hidden_states = None  # else copied to the host
