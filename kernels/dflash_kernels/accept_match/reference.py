@@ -16,35 +16,32 @@ class Acceptance(NamedTuple):
     new_seq_lens: Tensor  # [bs] int64, tokens in the KV cache after the commit
 
 
-def accept_match(draft_ids: Tensor, target_ids: Tensor, prefix_lens: Tensor) -> Acceptance:
-    r"""Compare a drafted block with the verifier's tokens and commit the matching prefix plus one.
-
-    With d the block (d_0 the anchor) and y_i the verifier's token after d_0 .. d_i:
-
-        accept_len = max { n : y_{i-1} = d_i for all 1 <= i <= n }
-
-    and the committed tokens are y_0 .. y_{accept_len}: accepted drafts equal the verifier's tokens,
-    and the bonus is the verifier's token at the first mismatch. The rule is the same for greedy
-    tokens and for tokens sampled from the verifier, whose distribution it keeps: a draft is a point
-    mass, and whether it matches only decides how much of y is used, never what y is.
-
-    Args:
-        draft_ids: [bs, width] int64, column 0 the anchor.
-        target_ids: [bs, width] int64, y.
-        prefix_lens: [bs] int64, tokens in the KV cache before the verify.
-
-    Returns:
-        The acceptance. `output_ids` is `target_ids`: what is committed is always the verifier's own
-        token.
-    """
-    matches = (draft_ids[:, 1:] == target_ids[:, :-1]).to(torch.int32)
-    accept_len = matches.cumprod(dim=1).sum(dim=1, dtype=torch.int32)
+def accept_match(
+    draft_ids: Tensor,
+    target_ids: Tensor,
+    prefix_lens: Tensor,
+    *,
+    limit: Tensor | None = None,
+    also: Tensor | None = None,
+) -> Acceptance:
+    """Reference of `dflash_kernels.accept_match.accept_match`."""
+    drafts = draft_ids[:, 1:]  # [bs, width - 1], drafts[:, i] is compared with target_ids[:, i]
+    accepted = drafts == target_ids[:, :-1]
+    if also is not None:
+        accepted = accepted | also
+    columns = torch.arange(drafts.shape[1], device=draft_ids.device)
+    if limit is not None:
+        accepted = accepted & (columns < limit[:, None])
+    accept_len = accepted.to(torch.int32).cumprod(dim=1).sum(dim=1, dtype=torch.int32)
     commit_len = accept_len + 1
-    bonus_ids = target_ids.gather(1, accept_len[:, None].to(torch.int64)).squeeze(1)
+    output_ids = target_ids
+    if also is not None:
+        output_ids = target_ids.clone()
+        output_ids[:, :-1] = torch.where(columns < accept_len[:, None], drafts, target_ids[:, :-1])
     return Acceptance(
         accept_len=accept_len,
         commit_len=commit_len,
-        bonus_ids=bonus_ids,
-        output_ids=target_ids,
+        bonus_ids=target_ids.gather(1, accept_len[:, None].to(torch.int64)).squeeze(1),
+        output_ids=output_ids,
         new_seq_lens=prefix_lens + commit_len,
     )
