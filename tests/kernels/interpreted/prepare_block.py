@@ -37,11 +37,10 @@ def test_inputs_may_be_columns_of_other_tensors() -> None:
 
 
 def test_the_table_may_be_larger_than_int32_reaches() -> None:
-    # 2**30 columns a row, 4 GiB apart; pages that nobody touches take no memory.
+    # Rows of 2**30 columns; pages that nobody touches take no memory.
     stride = 1 << 30
-    memory = torch.empty(0, dtype=torch.int32).set_(
-        torch.UntypedStorage(3 * stride * 4), 0, (3, stride), (stride, 1)
-    )
+    storage = torch.UntypedStorage(4 * (2 * stride + 8))
+    memory = torch.empty(0, dtype=torch.int32).set_(storage, 0, (3, 8), (stride, 1))
     memory[2, 4:8] = torch.arange(40, 44, dtype=torch.int32)
     got = kernel.prepare_block(
         torch.tensor([9]),
