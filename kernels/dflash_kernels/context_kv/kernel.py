@@ -158,5 +158,6 @@ def context_kv(
         REST_LANES=triton.next_power_of_2(rest) if rest else 0,
         VALUE_LANES=triton.next_power_of_2(heads * head_dim),
         FP8=is_fp8,
-        num_warps=4,
+        # Eight elements a thread in each half: 16 bytes of bfloat16.
+        num_warps=max(1, triton.next_power_of_2(heads * rotary_dim // 2) // 256),
     )

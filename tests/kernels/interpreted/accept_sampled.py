@@ -9,6 +9,8 @@ from dflash_kernels.accept_sampled import kernel, reference
 from dflash_kernels.accept_sampled.hashing import gumbel, murmur_hash32
 from torch import Tensor
 
+from tests.kernels.memory_traffic import bytes_moved
+
 
 def compare(*given: Tensor, limit: Tensor | None = None) -> Acceptance:
     """The kernel decides in float64 with the reference's formula: every draw must be the same."""
@@ -56,6 +58,16 @@ def test_other_dtypes(dtype: torch.dtype) -> None:
 def test_flat_and_extreme_logits(scale: float) -> None:
     # Flat: noise alone decides, near ties are frequent. Extreme: float32 sees 1e-4 of a score.
     compare(*requests(8, 4, 3000, scale=scale))
+
+
+def test_near_ties_are_decided_in_float64() -> None:
+    """Logits that undo the noise: all 300 scores of a row agree to a float32's last bits."""
+    rows, columns = 6, 300
+    prefix_lens, seeds = torch.arange(rows) * 10, torch.arange(rows) + 5
+    noise = gumbel(murmur_hash32(seeds, prefix_lens, torch.arange(columns)))
+    logits = (20.0 - noise).to(torch.float32)
+    draft_ids = torch.zeros(rows, 1, dtype=torch.int64)
+    compare(logits, draft_ids, prefix_lens, torch.ones(rows), seeds)
 
 
 def test_greedy_rows_beside_drawn_ones() -> None:
@@ -142,3 +154,11 @@ def test_hash_and_noise_at_the_ends_and_between() -> None:
     # The bound that the kernel's slack is built on.
     torch.testing.assert_close(out32.double(), expected, rtol=1e-7, atol=4e-6)
     assert torch.equal(own, murmur_hash32(seed, position, torch.arange(4096))[0].long())
+
+
+def test_reads_the_logits_once() -> None:
+    given = requests(1, 4, 40_000)
+    floor = given[0].numel() * 2
+    moved = bytes_moved(lambda: kernel.accept_sampled(*given))
+    # 12 bytes written and read for a tile of 8 kB, and a few numbers each program loads.
+    assert floor < moved < 1.01 * floor

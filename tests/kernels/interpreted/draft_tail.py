@@ -5,6 +5,8 @@ import torch
 from dflash_kernels.draft_tail import Tail, kernel, reference
 from torch import Tensor
 
+from tests.kernels.memory_traffic import bytes_moved
+
 # Both sums are float32 over the same terms in another order; 5,000 terms, 2**-24 each.
 LSE_TOLERANCE = 2e-5
 
@@ -90,3 +92,11 @@ def test_rows_may_lie_further_apart_than_int32_reaches() -> None:
     )
     memory.copy_(noise(3, 64))
     compare(memory, 64, 2)
+
+
+def test_reads_the_logits_once() -> None:
+    logits = noise(4, 40_000)
+    floor = logits.numel() * 2
+    moved = bytes_moved(lambda: kernel.draft_tail(logits, num_ids=40_000))
+    # 12 bytes written and at most 20 read again for a tile of 8 kB.
+    assert floor < moved < 1.01 * floor
