@@ -79,11 +79,13 @@ def caches_of(layers: int = 2, heads: int = 1, head_dim: int = 4) -> LayerCaches
     return LayerCaches.of(*(list(torch.zeros(layers, 4, heads, head_dim)) for _ in range(2)))
 
 
-def call(kv: Tensor, rotary_dim: int = 4, bs: int | None = None) -> None:
+def call(
+    kv: Tensor, rotary_dim: int = 4, bs: int | None = None, weights: Tensor | None = None
+) -> None:
     tokens = torch.zeros(kv.shape[0], dtype=torch.int64)
     context_kv(
         kv,
-        torch.ones(2, 4),
+        torch.ones(2, 4) if weights is None else weights,
         torch.ones(9, rotary_dim),
         tokens,
         tokens,
@@ -96,6 +98,8 @@ def call(kv: Tensor, rotary_dim: int = 4, bs: int | None = None) -> None:
 def test_shapes_that_do_not_fit_are_refused() -> None:
     with pytest.raises(ValueError, match=r"kv of shape \(3, 2, 2, 1, 4\), got \(3, 1, 2, 1, 4\)"):
         call(torch.ones(3, 1, 2, 1, 4))
+    with pytest.raises(ValueError, match=r"norm_weights of shape \(2, 4\), got \(4,\)"):
+        call(torch.ones(3, 2, 2, 1, 4), weights=torch.ones(4))
     for rotary_dim in (3, 6):
         with pytest.raises(ValueError, match="rotary_dim"):
             call(torch.ones(3, 2, 2, 1, 4), rotary_dim)

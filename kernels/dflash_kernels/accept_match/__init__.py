@@ -56,7 +56,7 @@ def accept_match(
     )
 
 
-@torch.library.custom_op("dflash::accept_match", mutates_args=(), device_types="cuda")
+@torch.library.custom_op("dflash::accept_match", mutates_args=())
 def _accept_match(
     draft_ids: Tensor,
     target_ids: Tensor,

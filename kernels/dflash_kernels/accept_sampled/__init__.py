@@ -53,7 +53,7 @@ def accept_sampled(
     return Acceptance(*_accept_sampled(logits, draft_ids, prefix_lens, temperatures, seeds, limit))
 
 
-@torch.library.custom_op("dflash::accept_sampled", mutates_args=(), device_types="cuda")
+@torch.library.custom_op("dflash::accept_sampled", mutates_args=())
 def _accept_sampled(
     logits: Tensor,
     draft_ids: Tensor,

@@ -99,7 +99,7 @@ def _check(
         )
 
 
-@torch.library.custom_op("dflash::context_kv", mutates_args=("keys", "values"), device_types="cuda")
+@torch.library.custom_op("dflash::context_kv", mutates_args=("keys", "values"))
 def _context_kv(
     kv: Tensor,
     norm_weights: Tensor,

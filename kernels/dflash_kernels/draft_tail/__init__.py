@@ -42,7 +42,7 @@ def draft_tail(logits: Tensor, *, num_ids: int, top: int = 1) -> Tail:
     return reference.draft_tail(logits, num_ids=num_ids, top=top)
 
 
-@torch.library.custom_op("dflash::draft_tail", mutates_args=(), device_types="cuda")
+@torch.library.custom_op("dflash::draft_tail", mutates_args=())
 def _draft_tail(logits: Tensor, num_ids: int, top: int) -> tuple[Tensor, Tensor, Tensor]:
     from dflash_kernels.draft_tail import kernel
 

@@ -79,7 +79,7 @@ def narrow_block(block: Block, width: int) -> Block:
     return reference.narrow_block(block, width)
 
 
-@torch.library.custom_op("dflash::prepare_block", mutates_args=(), device_types="cuda")
+@torch.library.custom_op("dflash::prepare_block", mutates_args=())
 def _prepare_block(
     anchor_ids: Tensor,
     prefix_lens: Tensor,
@@ -113,7 +113,7 @@ def _(
     return ids, torch.empty_like(ids), torch.empty_like(ids)
 
 
-@torch.library.custom_op("dflash::narrow_block", mutates_args=(), device_types="cuda")
+@torch.library.custom_op("dflash::narrow_block", mutates_args=())
 def _narrow_block(
     ids: Tensor, positions: Tensor, slots: Tensor, width: int
 ) -> tuple[Tensor, Tensor, Tensor]:

@@ -4,6 +4,7 @@ import pytest
 import torch
 from dflash_kernels.accept_match import Acceptance, kernel, reference
 from torch import Tensor
+from torch.library import opcheck
 
 
 def equal(got: Acceptance, expected: Acceptance) -> bool:
@@ -61,3 +62,20 @@ def test_rows_may_lie_apart() -> None:
         kernel.accept_match(*given, also=also[:, :5]),
         reference.accept_match(*given, also=also[:, :5]),
     )
+
+
+@pytest.mark.parametrize("options", [False, True])
+def test_as_a_custom_op(options: bool) -> None:
+    # The op behind the public function: argument order, and a fake that tells the truth.
+    given = blocks(5, 4)
+    limit = torch.tensor([0, 1, 2, 3, 3], dtype=torch.int32) if options else None
+    also = torch.rand(5, 3) < 0.5 if options else None
+    op = torch.ops.dflash.accept_match.default
+    opcheck(op, (*given, limit, also), test_utils=("test_schema", "test_faketensor"))
+    accept_len, commit_len, bonus_ids, new_seq_lens, output_ids = op(*given, limit, also)
+    expected = reference.accept_match(*given, limit=limit, also=also)
+    assert torch.equal(accept_len, expected.accept_len)
+    assert torch.equal(commit_len, expected.commit_len)
+    assert torch.equal(bonus_ids, expected.bonus_ids)
+    assert torch.equal(new_seq_lens, expected.new_seq_lens)
+    assert torch.equal(output_ids, expected.output_ids if options else torch.empty(0).long())

@@ -8,6 +8,7 @@ from dflash_kernels.accept_match import Acceptance
 from dflash_kernels.accept_sampled import kernel, reference
 from dflash_kernels.accept_sampled.hashing import gumbel, murmur_hash32
 from torch import Tensor
+from torch.library import opcheck
 
 from tests.kernels.memory_traffic import bytes_moved
 
@@ -162,3 +163,12 @@ def test_reads_the_logits_once() -> None:
     moved = bytes_moved(lambda: kernel.accept_sampled(*given))
     # 12 bytes written and read for a tile of 8 kB, and a few numbers each program loads.
     assert floor < moved < 1.01 * floor
+
+
+def test_as_a_custom_op() -> None:
+    # The op behind the public function: argument order, and a fake that tells the truth.
+    given, limit = requests(3, 4, 200), torch.tensor([0, 1, 3], dtype=torch.int32)
+    op = torch.ops.dflash.accept_sampled.default
+    opcheck(op, (*given, limit), test_utils=("test_schema", "test_faketensor"))
+    expected = reference.accept_sampled(*given, limit=limit)
+    assert all(map(torch.equal, op(*given, limit), expected))

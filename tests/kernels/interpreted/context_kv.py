@@ -162,3 +162,18 @@ def test_slots_past_int32() -> None:
     )
     for slot, token in zip(case.slots.tolist(), case.kv, strict=True):
         assert torch.equal(values[slot].float(), token[0, 1].to(FP8).float())
+
+
+def test_as_a_custom_op() -> None:
+    # The op behind the public function: argument order. `opcheck` would copy the buffers, which
+    # the kernel finds by their distances.
+    case = Case(tokens=6)
+    valid_lens = torch.tensor([2, 3], dtype=torch.int32)
+    given = case.kv, case.norm_weights, case.cos_sin, case.positions, case.slots
+    arguments = (*given, *case.ours, EPS, valid_lens)
+    op = torch.ops.dflash.context_kv.default
+    op(*arguments)
+    reference.context_kv(*given, case.theirs, eps=EPS, valid_lens=valid_lens)
+    for side in ("keys", "values"):
+        ours, theirs = (torch.stack(list(getattr(c, side))) for c in (case.ours, case.theirs))
+        torch.testing.assert_close(ours, theirs, rtol=2e-6, atol=2e-6)  # as in `compare`

@@ -4,6 +4,7 @@ import pytest
 import torch
 from dflash_kernels.draft_tail import Tail, kernel, reference
 from torch import Tensor
+from torch.library import opcheck
 
 from tests.kernels.memory_traffic import bytes_moved
 
@@ -100,3 +101,10 @@ def test_reads_the_logits_once() -> None:
     moved = bytes_moved(lambda: kernel.draft_tail(logits, num_ids=40_000))
     # 12 bytes written and at most 20 read again for a tile of 8 kB.
     assert floor < moved < 1.01 * floor
+
+
+def test_as_a_custom_op() -> None:
+    # The op behind the public function: argument order, and a fake that tells the truth.
+    logits, op = noise(3, 500), torch.ops.dflash.draft_tail.default
+    opcheck(op, (logits, 400, 3), test_utils=("test_schema", "test_faketensor"))
+    assert_equal(Tail(*op(logits, 400, 3)), reference.draft_tail(logits, num_ids=400, top=3))

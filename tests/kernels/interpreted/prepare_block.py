@@ -3,6 +3,7 @@
 import pytest
 import torch
 from dflash_kernels.prepare_block import Block, kernel, reference
+from torch.library import opcheck
 
 
 @pytest.mark.parametrize("block_size", [1, 2, 5, 16, 17])
@@ -60,3 +61,16 @@ def test_narrow(bs: int, width: int) -> None:
     got, expected = kernel.narrow_block(block, width), reference.narrow_block(block, width)
     assert all(map(torch.equal, got, expected))
     assert all(columns.is_contiguous() for columns in got)
+
+
+def test_as_custom_ops() -> None:
+    # The ops behind the public functions: argument order, and fakes that tell the truth.
+    checks = ("test_schema", "test_faketensor")
+    table = torch.arange(60, dtype=torch.int32).view(3, 20)
+    given = torch.tensor([11, 12]), torch.tensor([3, 0]), torch.tensor([2, 0]), table
+    prepare, narrow = torch.ops.dflash.prepare_block.default, torch.ops.dflash.narrow_block.default
+    opcheck(prepare, (*given, 4, 7), test_utils=checks)
+    block = reference.prepare_block(*given, block_size=4, mask_token_id=7)
+    assert all(map(torch.equal, prepare(*given, 4, 7), block))
+    opcheck(narrow, (*block, 2), test_utils=checks)
+    assert all(map(torch.equal, narrow(*block, 2), reference.narrow_block(block, 2)))
