@@ -83,8 +83,8 @@ def violations(file: Path, text: str | None = None) -> Iterator[str]:
         target = part_of(found.module)
         if root == "sglang" and part not in MAY_IMPORT_SGLANG:
             yield f"{found}: only {', '.join(sorted(MAY_IMPORT_SGLANG))} may"
-        if root == "triton" and file.name != "kernel.py" and part != "tests":
-            yield f"{found}: only kernel.py may"
+        if root == "triton" and file.name != "kernel.py" and part not in {"bench", "tests"}:
+            yield f"{found}: only kernel.py, bench and tests may"
         if part is None or target is None or part == target or (part, target) in SIBLINGS:
             continue
         if LEVELS[target] >= LEVELS[part]:

@@ -1,35 +1,12 @@
-"""Position-keyed sampling seeds without Triton, for `--enable-deterministic-inference`."""
+"""What `--enable-deterministic-inference` needs without Triton: the seeded hash, and no matmuls."""
 
 from __future__ import annotations
 
 from typing import Any
 
-import torch
-from torch import Tensor
+from dflash_kernels.accept_sampled.hashing import murmur_hash32
 
-_MASK = 0xFFFFFFFF
-
-
-def murmur_hash32(seed: Tensor, positions: Tensor, col_indices: Tensor) -> Tensor:
-    """MurmurHash3 (32 bit) of (seed, position, column), bit for bit SGLang's.
-
-    Args:
-        seed: [n] 64-bit integers, one a request.
-        positions: [n] integers, of the token that is sampled from.
-        col_indices: [m] integers, token ids.
-
-    Returns:
-        [n, m] uint32.
-
-    Source: Appleby's MurmurHash3_x86_32 over the four words seed_low, seed_high, position, column,
-    as in sglang/kernels/ops/sampling/murmur_hash.py, whose CPU form is not in the wheel.
-    """
-    seed = seed.to(torch.int64)
-    h = _mix(torch.zeros_like(seed), seed & _MASK)
-    h = _mix(h, (seed >> 32) & _MASK)
-    h = _mix(h, positions.to(torch.int64) & _MASK)
-    h = _mix(h[:, None], col_indices.to(torch.int64)[None, :] & _MASK)
-    return _finalize(h ^ 16).to(torch.uint32)  # 16 bytes were hashed
+__all__ = ["murmur_hash32", "no_batch_invariant_kernels"]
 
 
 def no_batch_invariant_kernels(model_runner: Any) -> None:
@@ -37,20 +14,3 @@ def no_batch_invariant_kernels(model_runner: Any) -> None:
 
     Torch's CPU matmuls may round differently at another batch size, in the last bits of a float32.
     """
-
-
-def _mix(h: Tensor, k: Tensor) -> Tensor:
-    # int64 products wrap, which keeps their low 32 bits, all that is used.
-    k = _rotate((k * 0xCC9E2D51) & _MASK, 15)
-    h = _rotate(h ^ ((k * 0x1B873593) & _MASK), 13)
-    return (h * 5 + 0xE6546B64) & _MASK
-
-
-def _rotate(x: Tensor, r: int) -> Tensor:
-    return ((x << r) | (x >> (32 - r))) & _MASK
-
-
-def _finalize(h: Tensor) -> Tensor:
-    h = ((h ^ (h >> 16)) * 0x85EBCA6B) & _MASK
-    h = ((h ^ (h >> 13)) * 0xC2B2AE35) & _MASK
-    return h ^ (h >> 16)

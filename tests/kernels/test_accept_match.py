@@ -48,6 +48,41 @@ def test_a_match_after_a_mismatch_does_not_count() -> None:
     assert got.bonus_ids.tolist() == [8]
 
 
+@pytest.mark.parametrize("width", [1, 2, 3])
+def test_every_limit_and_exception_over_two_tokens(width: int) -> None:
+    """Against the rule read aloud: stop at the limit, or where neither y nor `also` agrees."""
+    blocks = list(product(range(2), repeat=width))
+    allowed = list(product((False, True), repeat=width - 1))
+    cases = list(product(blocks, blocks, allowed, range(-1, width + 1)))
+    draft_ids, target_ids, also, limit = zip(*cases, strict=True)
+
+    got = accept_match(
+        torch.tensor(draft_ids),
+        torch.tensor(target_ids),
+        torch.zeros(len(cases), dtype=torch.int64),
+        limit=torch.tensor(limit, dtype=torch.int32),
+        also=torch.tensor(also, dtype=torch.bool).view(len(cases), width - 1),
+    )
+
+    for i, (draft, target, exceptions, most) in enumerate(cases):
+        accepted = 0
+        while accepted < min(most, width - 1) and (
+            draft[accepted + 1] == target[accepted] or exceptions[accepted]
+        ):
+            accepted += 1
+        assert got.accept_len[i] == accepted
+        assert got.commit_len[i] == accepted + 1
+        assert got.bonus_ids[i] == target[accepted]
+        assert got.output_ids[i].tolist() == [*draft[1 : accepted + 1], *target[accepted:]]
+
+
+def test_without_exceptions_nothing_is_copied() -> None:
+    target_ids = torch.tensor([[1, 2]])
+    limit = torch.tensor([1], dtype=torch.int32)
+    got = accept_match(torch.tensor([[0, 1]]), target_ids, torch.tensor([5]), limit=limit)
+    assert got.output_ids is target_ids
+
+
 def test_sampled_targets_keep_the_verifiers_distribution() -> None:
     """Sequences of three tokens drawn through draft and verify follow the verifier's own law.
 

@@ -1,4 +1,4 @@
-"""Torch form of `prepare_block`; runs on every device."""
+"""Torch form of the ops that lay out a block; runs on every device."""
 
 from typing import NamedTuple
 
@@ -28,20 +28,7 @@ def prepare_block(
     block_size: int,
     mask_token_id: int,
 ) -> Block:
-    """Lay out one block per request, without a host read.
-
-    Args:
-        anchor_ids: [bs] int64, the last committed token of each request; not yet in the KV cache.
-        prefix_lens: [bs] int64, tokens in the KV cache; also the anchor's position.
-        req_pool_indices: [bs] int64, rows of `req_to_token`.
-        req_to_token: [rows, width] int32, KV slot of each position of each request. The scheduler
-            has reserved slots for positions up to ``prefix + block_size - 1``.
-        block_size: D, the anchor included.
-        mask_token_id: id that stands for "to be drafted".
-
-    Returns:
-        The block; all tensors are new and contiguous.
-    """
+    """Reference of `dflash_kernels.prepare_block.prepare_block`."""
     bs = anchor_ids.shape[0]
     ids = anchor_ids.new_full((bs, block_size), mask_token_id, dtype=torch.int64)
     ids[:, 0] = anchor_ids
@@ -49,3 +36,8 @@ def prepare_block(
     positions = prefix_lens[:, None] + offsets
     slots = req_to_token[req_pool_indices[:, None], positions].to(torch.int64)
     return Block(ids=ids, positions=positions, slots=slots)
+
+
+def narrow_block(block: Block, width: int) -> Block:
+    """Reference of `dflash_kernels.prepare_block.narrow_block`."""
+    return Block(*(columns[:, :width].contiguous() for columns in block))

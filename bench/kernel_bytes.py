@@ -1,0 +1,157 @@
+"""Bytes of GPU memory that one verify's sampling and accepting moves: this package's and SGLang's.
+
+Counted without a GPU, from the head's bfloat16 logits to the accepted tokens. Ours: every tensor of
+every recorded launch, once; a test counts the loads and stores of the interpreted kernels and finds
+1 % more at most. SGLang's: its own functions run on fake tensors, and every op reads its inputs and
+writes its outputs; kernels that read their input several times do so as often as `PASSES` says, or,
+for a lower bound that rests on no assumption, once. Nothing here is a time.
+"""
+
+import contextlib
+import types
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+from unittest import mock
+
+import torch
+from sglang.srt.speculative import dflash_utils
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from bench.byte_counter import PASSES, ByteCounter, physical_bytes
+from bench.kernel_launches import (
+    BF16,
+    FP32,
+    VOCABULARY,
+    WIDTH,
+    Variant,
+    launches_of,
+    new,
+    run_accept_match,
+    run_accept_sampled,
+    run_verify_argmax,
+)
+
+BATCHES = (1, 8, 64)
+FILTERS = ("greedy", "none", "top_p", "top_k", "top_k+top_p")
+
+
+class Row(NamedTuple):
+    """Bytes of one path at one batch size."""
+
+    path: str  # ours, sglang, or sglang (single reads): each kernel reads its input once
+    batch: int
+    filters: str  # greedy, none, or what the requests filter by
+    bytes: int
+    floor: int  # one read of the head's bfloat16 logits
+    ratio: float  # bytes / floor
+
+
+def count_all() -> list[Row]:
+    """Every path, batch and filter; filtered rows have no path of ours."""
+    rows = []
+    for filters in FILTERS:
+        for batch in BATCHES:
+            counted = {
+                "sglang": count_sglang(batch, filters, PASSES),
+                "sglang (single reads)": count_sglang(batch, filters, {}),
+            }
+            if filters in OURS:
+                counted["ours"] = count_ours(batch, filters)
+            floor = batch * WIDTH * VOCABULARY * BF16.itemsize
+            rows += [
+                Row(path, batch, filters, moved, floor, round(moved / floor, 2))
+                for path, moved in counted.items()
+            ]
+    return rows
+
+
+OURS: Mapping[str, Sequence[Variant]] = {
+    "greedy": (
+        Variant("argmax", lambda bs: run_verify_argmax(bs, BF16)),
+        Variant("accept", lambda bs: run_accept_match(bs, options=False)),
+    ),
+    "none": (Variant("draw and accept", lambda bs: run_accept_sampled(bs, BF16)),),
+}
+
+
+def count_ours(batch: int, filters: str) -> int:
+    """Bytes of the tensors of all launches."""
+    return sum(
+        physical_bytes(value)
+        for variant in OURS[filters]
+        for launch in launches_of(variant, batch)
+        for value in launch.arguments.values()
+        if isinstance(value, Tensor)
+    )
+
+
+def count_sglang(batch: int, filters: str, passes: Mapping[str, float]) -> int:
+    """Bytes of SGLang's DFLASH worker from the head's bfloat16 logits to the accepted tokens."""
+    rows = batch * WIDTH
+    counter = ByteCounter(passes)
+    with FakeTensorMode(allow_non_fake_inputs=False), renorm_kernels(counter):
+        logits = new(rows, VOCABULARY, dtype=BF16)
+        candidates = new(batch, WIDTH)
+        dflash_utils._DFLASH_CHAIN_VERIFY_BUFFERS.clear()
+        dflash_utils._get_or_create_chain_verify_buffers(
+            bs=batch, draft_token_num=WIDTH, device=logits.device
+        )
+        with counter:
+            logits = logits.float()  # the logits processor's copy
+            if filters == "greedy":
+                logits.argmax(dim=-1)
+            else:
+                sglang_sampled_verify(candidates, logits, filters)
+    return counter.bytes
+
+
+def sglang_sampled_verify(candidates: Tensor, logits: Tensor, filters: str) -> None:
+    """The sampled verify of SGLang's DFLASH worker."""
+    batch = candidates.shape[0]
+    top_k = 20 if "top_k" in filters else None
+    info = types.SimpleNamespace(
+        temperatures=new(batch, 1, dtype=FP32),
+        top_ks=new(batch, dtype=torch.int32),
+        top_ps=new(batch, dtype=FP32),
+        need_top_k_sampling=top_k is not None,
+        need_top_p_sampling="top_p" in filters,
+    )
+    dflash_utils.compute_dflash_sampling_correct_drafts_and_bonus(
+        candidates=candidates,
+        next_token_logits=logits,
+        sampling_info=info,
+        max_top_k=top_k,
+        uniform_top_k_value=top_k,
+        threshold_single=1.0,
+        threshold_acc=1.0,
+    )
+
+
+@contextlib.contextmanager
+def renorm_kernels(counter: ByteCounter) -> Iterator[None]:
+    """In place of the CUDA kernels that SGLang calls: count, and return empty results."""
+
+    def renorm(op: str) -> Any:
+        def run(probs: Tensor, _: Tensor) -> Tensor:
+            counter.add(op, physical_bytes(probs), physical_bytes(probs))
+            return torch.empty_like(probs)
+
+        return run
+
+    def tree_sampling(target_probs: Tensor, draft_probs: Tensor, **_: Any) -> None:
+        # One row of both for each request: the one where the walk ends.
+        row = (physical_bytes(target_probs) + physical_bytes(draft_probs)) // WIDTH
+        counter.add("tree_sampling", row, 0)
+
+    replaced = {
+        "top_p_renorm_prob": renorm("top_p_renorm"),
+        "top_k_renorm_prob": renorm("top_k_renorm"),
+        "tree_speculative_sampling_target_only": tree_sampling,
+        "_DFLASH_SAMPLING_VERIFY_AVAILABLE": True,
+        "borrow_graph_pool": lambda **_: contextlib.nullcontext(),
+    }
+    with contextlib.ExitStack() as stack:
+        for name, replacement in replaced.items():
+            stack.enter_context(mock.patch.object(dflash_utils, name, replacement))
+        yield

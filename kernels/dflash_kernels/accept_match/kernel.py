@@ -1,0 +1,147 @@
+"""Triton form of `accept_match`: one program a request."""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from dflash_kernels.accept_match.reference import Acceptance
+
+
+@triton.jit
+def commit(
+    request,
+    column,
+    accepted,
+    draft,
+    target,
+    prefix_ptr,
+    accept_ptr,
+    commit_ptr,
+    bonus_ptr,
+    lens_ptr,
+    output_ptr,
+    WIDTH: tl.constexpr,
+    WRITE_OUTPUT: tl.constexpr,
+):
+    """Store one request's acceptance.
+
+    All tiles are [lanes]. `accepted` says which drafts may be accepted, each taken alone; it is
+    false from column WIDTH - 1 on, where there is none.
+    """
+    accept_len = tl.min(tl.where(accepted, WIDTH, column), 0)  # the first that is not
+    bonus = tl.sum(tl.where(column == accept_len, target, 0), 0)
+    tl.store(accept_ptr + request, accept_len)
+    tl.store(commit_ptr + request, accept_len + 1)
+    tl.store(bonus_ptr + request, bonus)
+    tl.store(lens_ptr + request, tl.load(prefix_ptr + request) + accept_len + 1)
+    if WRITE_OUTPUT:
+        output = tl.where(column < accept_len, draft, target)
+        tl.store(output_ptr + request * WIDTH + column, output, mask=column < WIDTH)
+
+
+@triton.jit
+def _accept_match(
+    draft_ptr,
+    target_ptr,
+    prefix_ptr,
+    limit_ptr,
+    also_ptr,
+    accept_ptr,
+    commit_ptr,
+    bonus_ptr,
+    lens_ptr,
+    output_ptr,
+    draft_stride,
+    target_stride,
+    also_stride,
+    WIDTH: tl.constexpr,
+    LANES: tl.constexpr,
+):
+    request = tl.program_id(0)
+    column = tl.arange(0, LANES)
+    has_draft = column < WIDTH - 1
+    draft = tl.load(draft_ptr + request * draft_stride + column + 1, mask=has_draft, other=0)
+    target = tl.load(target_ptr + request * target_stride + column, mask=column < WIDTH, other=0)
+    accepted = draft == target
+    if also_ptr is not None:
+        also = tl.load(also_ptr + request * also_stride + column, mask=has_draft, other=0)
+        accepted = accepted | (also != 0)
+    accepted = accepted & has_draft
+    if limit_ptr is not None:
+        accepted = accepted & (column < tl.load(limit_ptr + request))
+    commit(
+        request,
+        column,
+        accepted,
+        draft,
+        target,
+        prefix_ptr,
+        accept_ptr,
+        commit_ptr,
+        bonus_ptr,
+        lens_ptr,
+        output_ptr,
+        WIDTH,
+        output_ptr is not None,
+    )
+
+
+def accept_match(
+    draft_ids: Tensor,
+    target_ids: Tensor,
+    prefix_lens: Tensor,
+    *,
+    limit: Tensor | None = None,
+    also: Tensor | None = None,
+) -> Acceptance:
+    """Launch of `dflash_kernels.accept_match.accept_match`."""
+    bs, width = draft_ids.shape
+    draft_ids, target_ids = rows_of(draft_ids), rows_of(target_ids)
+    also = None if also is None else rows_of(also)
+    got = new_acceptance(target_ids, prefix_lens, output=also is not None)
+    if bs:
+        _accept_match[(bs,)](
+            draft_ids,
+            target_ids,
+            prefix_lens.contiguous(),
+            None if limit is None else limit.contiguous(),
+            also,
+            got.accept_len,
+            got.commit_len,
+            got.bonus_ids,
+            got.new_seq_lens,
+            None if also is None else got.output_ids,
+            draft_ids.stride(0),
+            target_ids.stride(0),
+            0 if also is None else also.stride(0),
+            WIDTH=width,
+            LANES=triton.next_power_of_2(width),
+            num_warps=1,
+        )
+    return got
+
+
+def new_acceptance(target_ids: Tensor, prefix_lens: Tensor, *, output: bool) -> Acceptance:
+    """An acceptance to be filled; `output_ids` is a new tensor or `target_ids`.
+
+    Args:
+        target_ids: [bs, width] int64.
+        prefix_lens: [bs] integers.
+        output: the kernel writes `output_ids`.
+    """
+    bs, device = target_ids.shape[0], target_ids.device
+    return Acceptance(
+        accept_len=torch.empty(bs, dtype=torch.int32, device=device),
+        commit_len=torch.empty(bs, dtype=torch.int32, device=device),
+        bonus_ids=torch.empty(bs, dtype=torch.int64, device=device),
+        output_ids=torch.empty(target_ids.shape, dtype=torch.int64, device=device)
+        if output
+        else target_ids,
+        new_seq_lens=torch.empty(bs, dtype=prefix_lens.dtype, device=device),
+    )
+
+
+def rows_of(matrix: Tensor) -> Tensor:
+    """`matrix` with adjacent columns; rows may lie apart, as in a slice of columns."""
+    return matrix if matrix.stride(1) == 1 else matrix.contiguous()

@@ -1,0 +1,106 @@
+"""Triton form of the ops that lay out a block: one program a request."""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from dflash_kernels.prepare_block.reference import Block
+
+
+@triton.jit
+def _prepare_block(
+    anchor_ptr,
+    prefix_ptr,
+    row_ptr,
+    table_ptr,
+    ids_ptr,
+    positions_ptr,
+    slots_ptr,
+    table_stride,
+    mask_token_id,
+    BLOCK_SIZE: tl.constexpr,
+    LANES: tl.constexpr,
+):
+    request = tl.program_id(0)
+    column = tl.arange(0, LANES)
+    in_block = column < BLOCK_SIZE
+    position = tl.load(prefix_ptr + request).to(tl.int64) + column
+    # int64: a row times the table's width passes 2**31 with 8k requests of 256k tokens.
+    row = tl.load(row_ptr + request).to(tl.int64) * table_stride
+    slot = tl.load(table_ptr + row + position, mask=in_block, other=0).to(tl.int64)
+    anchor = tl.load(anchor_ptr + request).to(tl.int64)
+    out = request * BLOCK_SIZE + column
+    tl.store(ids_ptr + out, tl.where(column == 0, anchor, mask_token_id), mask=in_block)
+    tl.store(positions_ptr + out, position, mask=in_block)
+    tl.store(slots_ptr + out, slot, mask=in_block)
+
+
+@triton.jit
+def _narrow_block(
+    ids_ptr,
+    positions_ptr,
+    slots_ptr,
+    narrow_ids_ptr,
+    narrow_positions_ptr,
+    narrow_slots_ptr,
+    BLOCK_SIZE: tl.constexpr,
+    WIDTH: tl.constexpr,
+    LANES: tl.constexpr,
+):
+    request = tl.program_id(0)
+    column = tl.arange(0, LANES)
+    kept = column < WIDTH
+    source = request * BLOCK_SIZE + column
+    out = request * WIDTH + column
+    tl.store(narrow_ids_ptr + out, tl.load(ids_ptr + source, mask=kept), mask=kept)
+    tl.store(narrow_positions_ptr + out, tl.load(positions_ptr + source, mask=kept), mask=kept)
+    tl.store(narrow_slots_ptr + out, tl.load(slots_ptr + source, mask=kept), mask=kept)
+
+
+def prepare_block(
+    anchor_ids: Tensor,
+    prefix_lens: Tensor,
+    req_pool_indices: Tensor,
+    req_to_token: Tensor,
+    *,
+    block_size: int,
+    mask_token_id: int,
+) -> Block:
+    """Launch of `dflash_kernels.prepare_block.prepare_block`."""
+    bs = anchor_ids.shape[0]
+    block = Block(*(_new(anchor_ids, bs, block_size) for _ in Block._fields))
+    if bs:
+        _prepare_block[(bs,)](
+            anchor_ids.contiguous(),
+            prefix_lens.contiguous(),
+            req_pool_indices.contiguous(),
+            req_to_token,
+            *block,
+            req_to_token.stride(0),
+            mask_token_id,
+            BLOCK_SIZE=block_size,
+            LANES=triton.next_power_of_2(block_size),
+            num_warps=1,
+        )
+    return block
+
+
+def narrow_block(block: Block, width: int) -> Block:
+    """Launch of `dflash_kernels.prepare_block.narrow_block`."""
+    bs, block_size = block.ids.shape
+    narrow = Block(*(_new(block.ids, bs, width) for _ in Block._fields))
+    if bs:
+        _narrow_block[(bs,)](
+            *(columns.contiguous() for columns in block),
+            *narrow,
+            BLOCK_SIZE=block_size,
+            WIDTH=width,
+            LANES=triton.next_power_of_2(width),
+            num_warps=1,
+        )
+    return narrow
+
+
+def _new(like: Tensor, *shape: int) -> Tensor:
+    return torch.empty(shape, dtype=torch.int64, device=like.device)
