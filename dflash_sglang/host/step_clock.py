@@ -19,7 +19,7 @@ class StepClock:
         """Now: on CUDA, when the stream gets here."""
         if not self._on_stream:
             return time.perf_counter()
-        event = torch.cuda.Event(enable_timing=True)
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record()
         return event
 
@@ -29,4 +29,5 @@ class StepClock:
             return end - begin
         assert isinstance(begin, torch.cuda.Event)
         assert isinstance(end, torch.cuda.Event)
-        return begin.elapsed_time(end) / 1000 if end.query() else None
+        reached: bool = end.query()  # type: ignore[no-untyped-call]
+        return begin.elapsed_time(end) / 1000 if reached else None
