@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from sglang.srt.mem_cache.memory_pool import KVWriteLoc
@@ -14,6 +14,17 @@ from dflash_sglang.host.limits import DraftLimits
 if TYPE_CHECKING:
     from sglang.srt.configs.draft_parallel import DraftParallelLayout
     from sglang.srt.model_executor.model_runner import ModelRunner
+
+
+MAX_WAITING = 16  # steps
+
+
+class Chunk(NamedTuple):
+    """Tokens whose keys and values have not been written yet."""
+
+    features: Tensor  # [tokens, taps * hidden]
+    slots: Tensor  # [tokens] int64
+    positions: Tensor  # [tokens] int64
 
 
 class ContextKV:
@@ -30,8 +41,29 @@ class ContextKV:
         self._runner = draft_runner
         self._model = draft_runner.model
         self._layout = layout
+        self._waiting: list[Chunk] = []
 
-    @torch.inference_mode()
+    def append_later(self, features: Tensor, slots: Tensor, positions: Tensor) -> None:
+        """As `append`, but only before something reads the drafter's cache, or it is worth a pass.
+
+        For steps that draft nothing: their tokens are few, and projecting them one step at a time
+        costs more in launches than in work.
+
+        The order of writes is kept, so a slot that has changed hands holds its last owner's token:
+        a request that takes over a slot is prefilled first, and a prefill appends at once.
+        """
+        # A captured graph overwrites its outputs.
+        self._waiting.append(Chunk(features.clone(), slots, positions))
+        if len(self._waiting) == MAX_WAITING:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write what waits."""
+        if self._waiting:
+            features, slots, positions = map(torch.cat, zip(*self._waiting, strict=True))
+            self._waiting.clear()
+            self._write(features, slots, positions)
+
     def append(self, features: Tensor, slots: Tensor, positions: Tensor) -> None:
         """Project `features` and write every drafter layer's keys and values.
 
@@ -44,6 +76,11 @@ class ContextKV:
             slots: [tokens] int64, ids in the drafter's pool.
             positions: [tokens] int64, absolute.
         """
+        self.flush()
+        self._write(features, slots, positions)
+
+    @torch.inference_mode()
+    def _write(self, features: Tensor, slots: Tensor, positions: Tensor) -> None:
         pool = self._runner.token_to_kv_pool
         positions = self._limits.within_range(positions)
         with draft_tp_context(self._layout):

@@ -342,6 +342,7 @@ class DFlashWorker(BaseSpecWorker):
         """The part of the drafted block that is verified; at width 1 nothing is drafted."""
         if width == 1:
             return Draft(block.ids[:, :1].contiguous(), None)
+        self._context_kv.flush()
         uniforms = None
         if self._acceptor.samples_drafts(batch):
             uniforms = self._acceptor.uniforms(
@@ -388,7 +389,10 @@ class DFlashWorker(BaseSpecWorker):
                 accepted.output_ids.reshape(-1),
                 chain_stride=accepted.output_ids.shape[1],
             )
-        self._context_kv.append(
+        append = self._context_kv.append
+        if block.ids.shape[1] == 1:
+            append = self._context_kv.append_later
+        append(
             verified.features,
             plan.write_ids(
                 self._draft_runner.kv_index_translator, cols=slice(0, block.ids.shape[1])
