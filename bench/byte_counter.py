@@ -7,12 +7,13 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-# How often a kernel reads a row of 1 MB of float32 that fits no shared memory.
+# How often a kernel reads a row of 1 MB of float32, which fits no shared memory: assumed from how
+# such kernels work, not measured.
 PASSES: Mapping[str, float] = {
     "_softmax": 3,  # maximum, sum, result
     "topk": 5,  # radix select: four digits and the gathering
-    "top_k_renorm": 5,  # maximum, three rounds of bisection, result (assumed)
-    "top_p_renorm": 12,  # maximum, ten rounds of bisection, result (assumed; 2 to 23 by row)
+    "top_k_renorm": 5,  # maximum, three rounds of bisection, result
+    "top_p_renorm": 12,  # maximum, ten rounds of bisection, result (2 to 23, by row)
     "tree_sampling": 1.5,  # sum, then half of the cumulated row on average
 }
 # fmt: off

@@ -1,4 +1,4 @@
-"""What `--enable-deterministic-inference` needs without Triton: the seeded hash, and no matmuls."""
+"""What `--enable-deterministic-inference` needs where there is no Triton."""
 
 from __future__ import annotations
 

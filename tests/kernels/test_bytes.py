@@ -1,10 +1,13 @@
 """The byte counts of docs/kernels.md: what counts them, and what they must say."""
 
+import json
+from pathlib import Path
+
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from bench.byte_counter import ByteCounter, physical_bytes
-from bench.kernel_bytes import count_ours, count_sglang
+from bench.kernel_bytes import count_all, count_ours, count_sglang
 from bench.kernel_launches import VOCABULARY, WIDTH
 
 FLOOR = WIDTH * VOCABULARY * 2
@@ -42,3 +45,8 @@ def test_sglangs_greedy_path_copies_to_float32_and_reads_the_copy() -> None:
 def test_sglangs_sampled_path_makes_the_matrices_it_makes() -> None:
     # In floors of 2 bytes: copy 3, scaled 4, softmax 4, zeros 2, one row in 16 of two matrices.
     assert abs(count_sglang(1, "none", {}) / FLOOR - (13 + 4 / 16)) < 0.01
+
+
+def test_the_documented_rows_are_what_is_counted() -> None:
+    file = Path(__file__).resolve().parents[2] / "docs/data/kernels_bytes.json"
+    assert json.loads(file.read_text()) == [row._asdict() for row in count_all()]

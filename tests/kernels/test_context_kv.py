@@ -100,6 +100,8 @@ def test_shapes_that_do_not_fit_are_refused() -> None:
         call(torch.ones(3, 1, 2, 1, 4))
     with pytest.raises(ValueError, match=r"norm_weights of shape \(2, 4\), got \(4,\)"):
         call(torch.ones(3, 2, 2, 1, 4), weights=torch.ones(4))
+    with pytest.raises(ValueError, match="contiguous tokens"):
+        call(torch.ones(3, 2, 2, 1, 8)[..., ::2])
     for rotary_dim in (3, 6):
         with pytest.raises(ValueError, match="rotary_dim"):
             call(torch.ones(3, 2, 2, 1, 4), rotary_dim)
@@ -112,5 +114,9 @@ def test_buffers_that_differ_are_refused() -> None:
     for other in (torch.zeros(4, 1, 8), buffer.half(), torch.zeros(4, 8, 2).mT):
         with pytest.raises(ValueError, match="expected buffers"):
             LayerCaches.of([buffer], [other])
+    shared = torch.zeros(4 * 2 * 8 + 8)
+    apart = [shared.as_strided((4, 2, 8), (16, 8, 1), offset) for offset in (0, 8)]
+    with pytest.raises(ValueError, match=r"multiple of 16 elements apart.*8"):
+        LayerCaches.of(apart, apart)
     with pytest.raises(ValueError, match="scales are for"):
         LayerCaches.of([buffer], [buffer], torch.ones(1, 2))

@@ -50,7 +50,7 @@ def context_kv(
             first valid_lens[r] are written. None: all are.
 
     Raises:
-        ValueError: shapes do not fit each other.
+        ValueError: shapes do not fit each other, or a tensor is not laid out as said.
     """
     _check(kv, norm_weights, cos_sin, slots, caches, valid_lens)
     if kv.is_cuda:
@@ -88,6 +88,16 @@ def _check(
     if norm_weights.shape != (layers, head_dim):
         raise ValueError(
             f"expected norm_weights of shape {(layers, head_dim)}, got {tuple(norm_weights.shape)}"
+        )
+    packed = (2 * heads * head_dim, heads * head_dim, head_dim, 1)
+    in_token = all(
+        size == 1 or stride == expected_stride
+        for size, stride, expected_stride in zip(kv.shape[1:], kv.stride()[1:], packed, strict=True)
+    )
+    if not (in_token and norm_weights.is_contiguous() and cos_sin.stride(1) == 1):
+        raise ValueError(
+            "expected contiguous tokens, norm_weights and rows of cos_sin, got strides"
+            f" {kv.stride()}, {norm_weights.stride()}, {cos_sin.stride()}"
         )
     rotary_dim = cos_sin.shape[1]
     if rotary_dim % 2 or not 0 < rotary_dim <= head_dim:

@@ -73,7 +73,7 @@ def _context_kv(
     # int64: a prefill chunk of 64k tokens with 5 layers of 8 x 128 passes 2**29 elements.
     keys_ptr = kv_ptr + token.to(tl.int64) * kv_stride + layer * (2 * HEADS * HEAD_DIM)
     values_ptr = keys_ptr + HEADS * HEAD_DIM
-    # Buffers are aligned to 16 bytes: without the hint a store would be one element wide.
+    # `LayerCaches.of` checked it: without the hint a store would be one element wide.
     key_offset = tl.multiple_of(tl.load(offsets_ptr + 2 * layer), 16)
     value_offset = tl.multiple_of(tl.load(offsets_ptr + 2 * layer + 1), 16)
     key_row = cache_ptr + key_offset + slot * slot_stride
@@ -141,7 +141,7 @@ def context_kv(
         cos_sin,
         positions.contiguous(),
         slots.contiguous(),
-        valid_lens,
+        None if valid_lens is None else valid_lens.contiguous(),
         cache.view(torch.uint8) if is_fp8 else cache,
         caches.offsets,
         caches.scales,

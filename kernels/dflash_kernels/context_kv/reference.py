@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 FP8 = torch.float8_e4m3fn
+ALIGNMENT = 16  # elements: what the kernel's wide stores rely on
 
 
 class LayerCaches(NamedTuple):
@@ -32,7 +33,8 @@ class LayerCaches(NamedTuple):
             scales: [layers, 2] float32, what FP8 keys and values are divided by.
 
         Raises:
-            ValueError: the buffers differ, a row is not contiguous, or scales come without FP8.
+            ValueError: the buffers differ, a row is not contiguous, buffers do not lie a
+                multiple of 16 elements apart, or scales come without FP8.
         """
         first = keys[0]
         for buffer in (*keys, *values):
@@ -55,8 +57,12 @@ class LayerCaches(NamedTuple):
                 [(b.data_ptr() - first.data_ptr()) // first.element_size() for b in pair]
                 for pair in zip(keys, values, strict=True)
             ],
-            device=first.device,
         )
+        if (offsets % ALIGNMENT).any():
+            raise ValueError(
+                f"expected buffers a multiple of {ALIGNMENT} elements apart, got {offsets.tolist()}"
+            )
+        offsets = offsets.to(first.device)
         return cls(keys, values, offsets, scales)
 
 
