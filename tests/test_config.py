@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -26,19 +27,53 @@ def test_an_empty_object_means_defaults(tmp_path: Path) -> None:
 
 
 def test_every_key_is_taken(tmp_path: Path) -> None:
-    given = {"draft_temperature": 0.9, "draft_top_k": 3}
-    assert read_settings(written(tmp_path, given)) == Settings(**given)
+    given = {
+        "width": "fixed",
+        "widths": [1, 5],
+        "min_width": 2,
+        "max_width": 12,
+        "half_life": 10,
+        "hysteresis": 0,
+        "explore_share": 0.05,
+        "draft_temperature": 0.9,
+        "draft_top_k": 3,
+    }
+    assert set(given) == {field.name for field in fields(Settings)}
+    wanted = Settings(**{**given, "widths": (1, 5)})  # type: ignore[arg-type]
+    assert read_settings(written(tmp_path, given)) == wanted
 
 
 def test_the_log_line_names_every_setting() -> None:
-    line = str(Settings(draft_temperature=0.25, draft_top_k=7))
-    assert line == "draft_temperature=0.25, draft_top_k=7"
+    line = str(Settings(draft_temperature=0.25))
+    assert "draft_temperature=0.25" in line
+    assert all(field.name in line for field in fields(Settings))
+
+
+def test_a_fixed_width_is_a_ladder_of_one() -> None:
+    assert Settings(width="fixed").width_settings(16).ladder(16) == (16,)
+    assert Settings(width="fixed", max_width=5).width_settings(16).ladder(16) == (5,)
+
+
+def test_an_adaptive_ladder_ends_at_the_block() -> None:
+    assert Settings().width_settings(10).ladder(10) == (1, 2, 4, 8, 10)
+    assert Settings(min_width=2, max_width=8).width_settings(16).ladder(16) == (2, 4, 8)
+
+
+def test_limits_beyond_the_block_are_refused() -> None:
+    with pytest.raises(ConfigError, match="block size 8"):
+        Settings(max_width=12).width_settings(8)
 
 
 @pytest.mark.parametrize(
     ("content", "told"),
     [
-        ({"temprature": 1}, "has the unknown key 'temprature'. Known keys: draft_temperature"),
+        ({"temprature": 1}, "has the unknown key 'temprature'. Known keys: width, widths"),
+        ({"width": "narrow"}, "width is 'narrow'. Give one of 'adaptive', 'fixed'"),
+        ({"widths": []}, "widths is []"),
+        ({"widths": [0]}, "widths is [0]"),
+        ({"max_width": 0}, "max_width is 0"),
+        ({"half_life": 0}, "half_life is 0"),
+        ({"explore_share": 0}, "explore_share is 0"),
         ({"draft_temperature": 0}, "draft_temperature is 0. Give a number above 0"),
         ({"draft_temperature": "hot"}, "draft_temperature is 'hot'"),
         ({"draft_temperature": True}, "draft_temperature is True"),

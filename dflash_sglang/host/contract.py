@@ -76,6 +76,30 @@ HOST_NAMES: tuple[Name, ...] = (
         ("logits", "sampling_batch_info"),
         "custom logit processors",
     ),
+    Name(
+        f"{_S}.managers.scheduler_components.internal_state:SchedulerInternalStateController"
+        "._add_speculative",
+        ("state",),
+        "our settings in /get_server_info (AROUND)",
+    ),
+    # Several verify widths.
+    Name(
+        f"{_S}.speculative.base_spec_worker:BaseSpecWorker.on_verify_complete_cpu",
+        ("num_correct_drafts_per_req", "batch_size"),
+        "overridden",
+    ),
+    Name(
+        f"{_S}.speculative.base_spec_worker:BaseSpecWorker.note_request_finished",
+        ("rid", "natural_stop"),
+        "overridden",
+    ),
+    Name(
+        f"{_S}.model_executor.model_runner:ModelRunner._get_attention_backend",
+        ("init_new_workspace",),
+        "a backend for each width",
+    ),
+    Name(f"{_S}.model_executor.runner:DecodeCudaGraphRunner", None, "graphs for each width"),
+    Name(f"{_S}.runtime_context:get_context", (), "the width a backend is built for"),
     Name(f"{_S}.configs.model_config:ModelConfig", None, "the drafter's range"),
     # Configuration and process state.
     Name(f"{_S}.runtime_context:get_exec", (), "graph backend"),

@@ -28,6 +28,10 @@ CREATE_WORKER = "sglang.srt.speculative.spec_info.SpeculativeAlgorithm.create_wo
 VALIDATE_REQUEST = "sglang.srt.speculative.dflash_utils.validate_dflash_request"
 FINISH = "sglang.srt.managers.schedule_batch.Req.update_finish_state"
 SEEDED_SAMPLER = "sglang.srt.layers.sampler.top_k_top_p_min_p_sampling_from_probs_torch"
+INTERNAL_STATE = (
+    "sglang.srt.managers.scheduler_components.internal_state"
+    ".SchedulerInternalStateController._add_speculative"
+)
 HEADROOM = "sglang.srt.mem_cache.allocation_sizing.get_req_to_token_extra_context_len"
 
 
@@ -82,9 +86,11 @@ def _install_worker_hooks() -> None:
     HookRegistry.register(VALIDATE_REQUEST, _validate_request, HookType.AROUND, source=_SOURCE)
     HookRegistry.register(FINISH, finish_token_by_token, HookType.AROUND, source=_SOURCE)
     HookRegistry.register(SEEDED_SAMPLER, _draw_alone, HookType.AROUND, source=_SOURCE)
+    HookRegistry.register(INTERNAL_STATE, _add_own_state, HookType.AROUND, source=_SOURCE)
     HookRegistry.apply_hooks()
     # apply_hooks only logs a hook that it could not set.
-    missing = {HEADROOM, VALIDATE_REQUEST, FINISH, SEEDED_SAMPLER} - HookRegistry._patched
+    wanted = {HEADROOM, VALIDATE_REQUEST, FINISH, SEEDED_SAMPLER, INTERNAL_STATE}
+    missing = wanted - HookRegistry._patched
     if missing:
         raise ContractError(
             f"SGLang did not accept the hooks on {', '.join(sorted(missing))}; see the log above. "
@@ -113,3 +119,9 @@ def _draw_alone(original: Callable[..., Any], *args: Any, **options: Any) -> Any
     from dflash_sglang.host.seeds import draw_unfiltered_alone
 
     return draw_unfiltered_alone(original, *args, **options)
+
+
+def _add_own_state(original: Callable[..., None], holder: Any, state: dict[str, Any]) -> None:
+    """AROUND hook: what /get_server_info tells of our worker."""
+    original(holder, state)
+    state["dflash"] = holder.scheduler.draft_worker.internal_state()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -44,6 +44,7 @@ class Widths:
         self._limited: set[str] = set()
         self._policy: WidthPolicy | None = None
         self._tp_group = get_parallel().tp_group
+        self._chosen: Counter[int] = Counter()
 
     @property
     def adaptive(self) -> bool:
@@ -56,18 +57,25 @@ class Widths:
 
     def choose(self, batch: ScheduleBatch) -> int:
         """Width of the step that is about to run."""
-        if self._policy is None:
-            return self.ladder[-1]
+        width = self.ladder[-1] if self._policy is None else self._choose(self._policy, batch)
+        self._chosen[width] += 1
+        return width
+
+    def steps_by_width(self) -> dict[str, int]:
+        """Decode steps so far by their width."""
+        return {str(width): self._chosen[width] for width in self.ladder}
+
+    def _choose(self, policy: WidthPolicy, batch: ScheduleBatch) -> int:
         now = self._clock.mark()
         if self._steps and self._steps[-1].end is None:
             self._steps[-1].end = now
-        self._report(self._policy)
+        self._report(policy)
         keys = [req.rid for req in batch.reqs]
         for req in batch.reqs:
             if req.rid not in self._limited and (most := most_tokens(req)) is not None:
-                self._policy.limit(req.rid, most)
+                policy.limit(req.rid, most)
                 self._limited.add(req.rid)
-        width = self._agreed(self._policy.choose(keys))
+        width = self._agreed(policy.choose(keys))
         self._steps.append(Step(keys, width, now))
         return width
 

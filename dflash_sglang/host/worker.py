@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import time
 from collections.abc import Callable
@@ -169,6 +170,14 @@ class DFlashWorker(BaseSpecWorker):
             *self._width_runners.backends(),
             self._draft_runner.attn_backend,
         )
+
+    def internal_state(self) -> dict[str, Any]:
+        """Effective settings and counters, for /get_server_info."""
+        return {
+            "accept_rule": self._rule.value,
+            **dataclasses.asdict(self._settings),
+            "steps_by_width": self._widths.steps_by_width(),
+        }
 
     def weight_update_runners(self) -> list[tuple[str, Any]]:
         """(role, runner) pairs that weight updates apply to."""

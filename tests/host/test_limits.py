@@ -9,13 +9,22 @@ import pytest
 import torch
 
 from dflash_sglang.host import limits
-from dflash_sglang.host.limits import DraftLimits, draft_range, may_speculate
+from dflash_sglang.host.limits import DraftLimits, draft_range, most_tokens, wish_problem
 
 BLOCK = 4
 
 
-def request_with(**changed: Any) -> SimpleNamespace:
-    return SimpleNamespace(**{"custom_logit_processor": None, "multimodal_inputs": None, **changed})
+def wishing(**wishes: Any) -> SimpleNamespace:
+    return SimpleNamespace(custom_params={"dflash": wishes})
+
+
+def request_with(**changed: Any) -> Any:
+    neutral = {
+        "custom_logit_processor": None,
+        "multimodal_inputs": None,
+        "sampling_params": SimpleNamespace(custom_params=None),
+    }
+    return SimpleNamespace(**{**neutral, **changed})
 
 
 def batch_of(*reqs: SimpleNamespace, lens: list[int] | None = None) -> Any:
@@ -26,13 +35,43 @@ ORDINARY, HELD = request_with(), request_with(custom_logit_processor="{}")
 
 
 @pytest.mark.parametrize(
-    "changed",
-    [{"custom_logit_processor": "{}"}, {"multimodal_inputs": object()}],
-    ids=["custom logit processor", "image"],
+    ("changed", "most"),
+    [
+        ({}, None),
+        ({"custom_logit_processor": "{}"}, 1),
+        ({"multimodal_inputs": object()}, 1),
+        ({"sampling_params": SimpleNamespace(custom_params={"other": 1})}, None),
+        ({"sampling_params": wishing(max_width=3)}, 3),
+        ({"sampling_params": wishing(max_width=99)}, 99),
+        ({"sampling_params": wishing(speculative=False)}, 1),
+        ({"sampling_params": wishing(speculative=True)}, None),
+        ({"sampling_params": wishing(speculative=True, max_width=2)}, 2),
+        ({"sampling_params": wishing(speculative=False, max_width=9)}, 1),
+    ],
+    ids=str,
 )
-def test_held_to_one_token(changed: dict[str, Any]) -> None:
-    assert not may_speculate(request_with(**changed))
-    assert may_speculate(ORDINARY)
+def test_most_tokens_a_step(changed: dict[str, Any], most: int | None) -> None:
+    assert most_tokens(request_with(**changed)) == most
+
+
+@pytest.mark.parametrize(
+    "wishes", [{}, {"max_width": 1}, {"speculative": False}, {"max_width": 16, "speculative": True}]
+)
+def test_a_wish_that_can_be_granted(wishes: dict[str, Any]) -> None:
+    assert wish_problem({"dflash": wishes}) is None
+    assert wish_problem(None) is None
+    assert wish_problem({"thinking_budget": 5}) is None
+
+
+@pytest.mark.parametrize(
+    "wishes",
+    [{"max_width": 0}, {"max_width": 2.5}, {"max_width": True}, {"speculative": 1}, {"w": 1}, 4],
+    ids=str,
+)
+def test_a_wish_that_cannot(wishes: Any) -> None:
+    problem = wish_problem({"dflash": wishes})
+    assert problem is not None
+    assert "custom_params['dflash']" in problem
 
 
 def test_no_limits_for_ordinary_requests() -> None:
@@ -40,17 +79,12 @@ def test_no_limits_for_ordinary_requests() -> None:
 
 
 def test_a_held_request_does_not_hold_its_neighbours() -> None:
-    found = DraftLimits(BLOCK, None, "cpu").of(batch_of(HELD, ORDINARY))
+    wide = request_with(sampling_params=wishing(max_width=99))
+    two = request_with(sampling_params=wishing(max_width=2))
+    found = DraftLimits(BLOCK, None, "cpu").of(batch_of(HELD, ORDINARY, two, wide))
     assert found is not None
-    assert found.drafts.tolist() == [0, 3]
-    assert found.drafts.dtype == torch.int32
-    assert found.most == 3
-
-
-def test_most_is_what_the_host_knows() -> None:
-    found = DraftLimits(BLOCK, None, "cpu").of(batch_of(HELD, HELD))
-    assert found is not None
-    assert found.most == 0
+    assert found.tolist() == [0, 3, 1, 3]
+    assert found.dtype == torch.int32
 
 
 @pytest.mark.parametrize(("prefix", "drafts"), [(6, 3), (7, 0), (100, 0)])
@@ -58,7 +92,7 @@ def test_a_block_that_reaches_past_the_range_is_not_accepted(prefix: int, drafts
     # Positions 0..9; a block at prefix 6 ends at 9, one at prefix 7 at 10.
     found = DraftLimits(BLOCK, 10, "cpu").of(batch_of(ORDINARY, lens=[prefix]))
     assert found is not None
-    assert found.drafts.tolist() == [drafts]
+    assert found.tolist() == [drafts]
 
 
 def test_positions_stay_inside_the_tables() -> None:

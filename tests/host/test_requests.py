@@ -12,7 +12,7 @@ VOCAB = 100
 
 
 def request_with(deterministic: bool = False, **changes: Any) -> SimpleNamespace:
-    params = SimpleNamespace(min_new_tokens=0, stop_token_ids=None, min_p=0.0)
+    params = SimpleNamespace(min_new_tokens=0, stop_token_ids=None, min_p=0.0, custom_params=None)
     req = SimpleNamespace(
         origin_input_ids=[0, 5, VOCAB - 1],
         vocab_size=VOCAB,
@@ -54,6 +54,7 @@ def test_served(changes: dict[str, Any]) -> None:
         ({"origin_input_ids": [1, VOCAB]}, "input_ids has the token id 100"),
         ({"origin_input_ids": [-1, 2]}, "input_ids has the token id -1"),
         ({"min_new_tokens": 2, "stop_token_ids": {VOCAB + 3}}, "stop_token_ids has the token id"),
+        ({"custom_params": {"dflash": {"max_width": 0}}}, "custom_params['dflash'] has 0"),
         ({"return_hidden_states": True}, "return_hidden_states is not supported"),
         ({"return_sampling_mask": True}, "return_sampling_mask is not supported"),
     ],
