@@ -28,6 +28,7 @@ LEVELS = {
 }
 SIBLINGS = {
     ("dflash_sglang.cpu", "dflash_sglang.host"),  # cpu reads host.contract
+    ("dflash_sglang.config", "dflash_sglang.core"),  # the settings file's width part is core's
     ("bench", "tests"),  # the exactness matrix is the tests' axes in full
 }
 MAY_IMPORT_SGLANG = {"dflash_sglang.host", "dflash_sglang.cpu", "bench", "tests"}

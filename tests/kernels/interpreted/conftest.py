@@ -14,7 +14,7 @@ import torch
 @pytest.fixture(autouse=True)
 def poisoned_memory() -> Iterator[None]:
     """`torch.empty` gives NaN or the largest integer: what a kernel leaves out shows."""
-    assert os.environ.get("TRITON_INTERPRET") == "1", "run through test_interpreted.py"
+    assert os.environ.get("TRITON_INTERPRET") == "1", "start tests/kernels/test_interpreted.py"
     torch.use_deterministic_algorithms(True)
     torch.utils.deterministic.fill_uninitialized_memory = True
     assert torch.empty(3).isnan().all()
