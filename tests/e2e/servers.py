@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import time
 from collections.abc import Mapping, Sequence
@@ -36,6 +37,13 @@ def serve(configuration: Configuration, folder: Path) -> TestedServer:
         env=configuration.env(),
         log_dir=folder,
     )
+
+
+def settings(file: Path, **values: object) -> list[str]:
+    """The flag that gives a server its settings, written to `file`."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps(values))
+    return ["--speculative-adaptive-config", str(file)]
 
 
 class NotAtRestError(AssertionError):

@@ -15,7 +15,7 @@ from tests.e2e import checkpoints, scripts
 from tests.e2e.asking import ask_all, greedy
 from tests.e2e.configurations import Configuration, Drafter
 from tests.e2e.conftest import MAX_NEW_TOKENS, Reference
-from tests.e2e.servers import NotAtRestError, TestedServer
+from tests.e2e.servers import NotAtRestError, TestedServer, settings
 
 BLOCK = 16
 # Blocks as long as a page: every step crosses a page's end, at every place of the block.
@@ -37,7 +37,8 @@ def scripted_server(
     server = TestedServer(
         zoo.path("moe").verifier,
         CONFIGURATION.checkpoint(folder),
-        args=CONFIGURATION.args(),
+        # What a verify accepts is counted: every step must show the whole block.
+        args=[*CONFIGURATION.args(), *settings(folder / "settings.json", width="fixed")],
         env=scripts.environment(folder / "plugin", continuations),
         log_dir=folder,
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from tests.e2e import checkpoints, scripts
 from tests.e2e.asking import ask, ask_all, essence, greedy
 from tests.e2e.conftest import MAX_NEW_TOKENS, Reference
 from tests.e2e.features import ARGS, FEATURES, PLAIN_ARGS, same
-from tests.e2e.servers import TestedServer
+from tests.e2e.servers import TestedServer, settings
 
 BLOCK = 16
 NAMES = (  # of features whose state follows the width of a step
@@ -27,14 +26,6 @@ NAMES = (  # of features whose state follows the width of a step
     "stop string",
     "custom logit processor",
 )
-
-
-def settings(folder: Path, **values: object) -> list[str]:
-    """The flag that gives a server its settings."""
-    folder.mkdir(parents=True, exist_ok=True)
-    file = folder / "settings.json"
-    file.write_text(json.dumps(values))
-    return ["--speculative-adaptive-config", str(file)]
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +71,7 @@ def test_random_widths_change_no_feature(
 @pytest.mark.parametrize("width", [1, 3, 12])
 def test_a_forced_width(reference: Reference, tmp_path: Path, width: int) -> None:
     pair = zoo.path("moe")
-    args = settings(tmp_path, width="fixed", max_width=width)
+    args = settings(tmp_path / "settings.json", width="fixed", max_width=width)
     with TestedServer(pair.verifier, pair.drafter, args=args, log_dir=tmp_path) as server:
         done = load.run(server, reference.prompts, 8, MAX_NEW_TOKENS)
         server.check_rest()

@@ -38,11 +38,10 @@ def hook_drafter() -> None:
     HookRegistry.apply_hooks()
 
 
-def propose(original: Any, drafter: Any, batch: Any, block: Any, plan: Any) -> Any:
+def propose(original: Any, drafter: Any, batch: Any, *rest: Any) -> Any:
     """AROUND hook: drafts as usual, then overwrites the rows of scripted requests."""
-    draft_ids = original(
-        drafter, batch, block, plan
-    ).clone()  # an inference tensor is read-only here
+    draft = original(drafter, batch, *rest)
+    draft_ids = draft.ids.clone()  # an inference tensor is read-only here
     for row, req in enumerate(batch.reqs):
         script = req.rid.partition("/")[0]
         kind, _, argument = script.partition("-")
@@ -59,7 +58,7 @@ def propose(original: Any, drafter: Any, batch: Any, block: Any, plan: Any) -> A
         )
         if kind == "leak":
             batch.token_to_kv_pool_allocator.alloc(batch.token_to_kv_pool_allocator.page_size)
-    return draft_ids
+    return draft._replace(ids=draft_ids)
 
 
 def following(
