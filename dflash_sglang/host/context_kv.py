@@ -9,8 +9,6 @@ from sglang.srt.mem_cache.memory_pool import KVWriteLoc
 from sglang.srt.speculative.spec_utils import draft_tp_context
 from torch import Tensor
 
-from dflash_sglang.host.limits import DraftLimits
-
 if TYPE_CHECKING:
     from sglang.srt.configs.draft_parallel import DraftParallelLayout
     from sglang.srt.model_executor.model_runner import ModelRunner
@@ -34,10 +32,7 @@ class ContextKV:
     brings both.
     """
 
-    def __init__(
-        self, draft_runner: ModelRunner, layout: DraftParallelLayout, limits: DraftLimits
-    ) -> None:
-        self._limits = limits
+    def __init__(self, draft_runner: ModelRunner, layout: DraftParallelLayout) -> None:
         self._runner = draft_runner
         self._model = draft_runner.model
         self._layout = layout
@@ -82,7 +77,6 @@ class ContextKV:
     @torch.inference_mode()
     def _write(self, features: Tensor, slots: Tensor, positions: Tensor) -> None:
         pool = self._runner.token_to_kv_pool
-        positions = self._limits.within_range(positions)
         with draft_tp_context(self._layout):
             context = self._model.project_target_hidden(features)  # [tokens, hidden]
             for layer in self._model.layers:

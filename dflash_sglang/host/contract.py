@@ -82,6 +82,11 @@ HOST_NAMES: tuple[Name, ...] = (
         ("state",),
         "our settings in /get_server_info (AROUND)",
     ),
+    Name(
+        f"{_S}.environ:Envs.SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN",
+        None,
+        "drafters with a shorter context than the verifier's",
+    ),
     # Several verify widths.
     Name(
         f"{_S}.speculative.base_spec_worker:BaseSpecWorker.on_verify_complete_cpu",

@@ -26,7 +26,6 @@ from dflash_sglang.core.sampled_draft import Candidates, sample_drafts
 from dflash_sglang.host.draft_state import host_block_lens
 from dflash_sglang.host.draft_tail import DraftTail
 from dflash_sglang.host.draft_window import DraftWindow
-from dflash_sglang.host.limits import DraftLimits
 
 if TYPE_CHECKING:
     from sglang.srt.configs.draft_parallel import DraftParallelLayout
@@ -71,7 +70,6 @@ class Drafter:
         max_batch_size: int,
         window: DraftWindow | None,
         mask_embedding: Tensor | None,
-        limits: DraftLimits,
         sampling: DraftSampling | None,
     ) -> None:
         self._target_model = target_runner.model
@@ -84,7 +82,6 @@ class Drafter:
         scale = getattr(self._target_model, "get_dflash_noise_embedding_scale", None)
         self._embedding_scale: float = 1.0 if scale is None else scale()
         lm_head = unwrap_lora_layer(self._target_model.lm_head)
-        self._limits = limits
         self._sampling = sampling
         top_k = 1 if sampling is None else sampling.top_k
         self._tail = DraftTail(lm_head, block_size, max_batch_size, top_k)
@@ -161,7 +158,7 @@ class Drafter:
             out_cache_loc=block.slots.view(-1),
             seq_lens_sum=int(seq_lens_cpu.sum()),
             seq_lens_cpu=seq_lens_cpu,
-            positions=self._limits.within_range(block.positions.view(-1)),
+            positions=block.positions.view(-1),
             input_embeds=self._embed(block.ids),
             spec_algorithm=SpeculativeAlgorithm.DFLASH,
             spec_info=self._spec_info,

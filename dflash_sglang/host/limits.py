@@ -50,10 +50,6 @@ class DraftLimits:
         most = most_tokens(req)
         return self._full if most is None else min(most - 1, self._full)
 
-    def within_range(self, positions: Tensor) -> Tensor:
-        """Positions that the drafter's tables hold; what lies past them is never accepted."""
-        return positions if self._range is None else positions.clamp(max=self._range - 1)
-
 
 def most_tokens(req: Req) -> int | None:
     """Most tokens that a request may commit in a step, 1 for no speculation; None for no limit.
@@ -97,7 +93,7 @@ def draft_range(draft_config: Any, target_config: ModelConfig) -> int | None:
     """Positions the drafter was made for; None when no request can get past them.
 
     Args:
-        draft_config: the drafter's config.json.
+        draft_config: the drafter's own config.json.
         target_config: SGLang's view of the verifier.
     """
     positions: int | None = getattr(draft_config, "max_position_embeddings", None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
 import time
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from dflash_kernels.accept_match import Acceptance
 from dflash_kernels.prepare_block import Block, narrow_block, prepare_block
+from sglang.srt.environ import envs
 from sglang.srt.layers.logprob_processor import compute_spec_logprobs
 from sglang.srt.managers.utils import GenerationBatchResult
 from sglang.srt.model_executor.cuda_graph_config import Backend
@@ -87,12 +89,8 @@ class DFlashWorker(BaseSpecWorker):
         self._build_draft_worker(server_args, gpu_id, nccl_port)
         self._settings = settings = read_settings(get_spec().speculative_adaptive_config)
         self._rule = chosen_rule()
-        self._limits = DraftLimits(
-            self.block_size,
-            draft_range(self._draft_runner.model_config.hf_config, self.model_runner.model_config),
-            self.device,
-        )
-        self._context_kv = ContextKV(self._draft_runner, self.draft_parallel_layout, self._limits)
+        self._limits = DraftLimits(self.block_size, self._draft_range, self.device)
+        self._context_kv = ContextKV(self._draft_runner, self.draft_parallel_layout)
         self._penalties = Penalties(self.model_runner.model_config.vocab_size, self.device)
         sampler = TargetSampler(self.model_runner, self._penalties)
         self._widths = Widths(
@@ -125,20 +123,25 @@ class DFlashWorker(BaseSpecWorker):
             mask_embedding=load_mask_embedding(
                 get_spec().speculative_draft_model_path, self._mask_token_id, self.device
             ),
-            limits=self._limits,
             sampling=None if self._rule is Rule.MATCH else sampling,
         )
 
     def _build_draft_worker(self, server_args: ServerArgs, gpu_id: int, nccl_port: int) -> None:
         target_runner = self.model_runner
+        draft_config = target_runner.spec_aux_config.draft_model_config
+        self._draft_range = draft_range(draft_config.hf_config, target_runner.model_config)
         self.draft_parallel_layout = resolve_draft_parallel_layout(
-            model_draft_parallel_spec(
-                target_runner.spec_aux_config.draft_model_config,
-                spec_algorithm=target_runner.spec_algorithm,
-            ),
+            model_draft_parallel_spec(draft_config, spec_algorithm=target_runner.spec_algorithm),
             collapse_cp=True,
         )
-        with draft_pp_context(), draft_tp_context(self.draft_parallel_layout):
+        # SGLang refuses a drafter with a shorter context than the verifier's; ours is not asked
+        # past its range.
+        longer = envs.SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN.override(True)
+        with (
+            contextlib.nullcontext() if self._draft_range is None else longer,
+            draft_pp_context(),
+            draft_tp_context(self.draft_parallel_layout),
+        ):
             bundle = build_draft_tp_worker(
                 server_args=server_args,
                 gpu_id=gpu_id,

@@ -31,7 +31,7 @@ ARGS = (
 )
 PLAIN_ARGS = (*ARGS, "--disable-overlap-schedule")
 NEW_TOKENS = 48
-LONG = 80
+LONG = 96
 HOT = 2.0  # the verifier is sure of itself: below, a seed hardly changes its text
 # float32 sums of the same terms in another order: a block goes through other matrix shapes than a
 # single token. Seen: 2e-5.
@@ -164,7 +164,9 @@ FEATURES: tuple[Feature, ...] = (
         CHAT,
     ),
     Feature("tool_choice", _chat(tools=[TOOL], tool_choice="required"), CHAT),
-    Feature("logit_bias", _with(logit_bias={"20": 4.0, "31": -100.0})),
+    Feature(
+        "logit_bias", _with(logit_bias={"33": 4.0, **{str(token): -100.0 for token in COMMON}})
+    ),
     Feature("logprobs", _beside({"return_logprob": True})),
     Feature("input, top and chosen logprobs", _beside(ALL_LOGPROBS)),
     Feature("logprobs at temperature", _beside(ALL_LOGPROBS, temperature=HOT, sampling_seed=5)),
@@ -175,7 +177,7 @@ FEATURES: tuple[Feature, ...] = (
     Feature("no_stop_trim", _with(stop=STOPS, no_stop_trim=True)),
     Feature("stop expression", _with(stop_regex=[r"[0-9][a-z ]", r"\n"])),
     Feature("stop token", _with(stop_token_ids=COMMON)),
-    Feature("ignore_eos", _with(ignore_eos=True)),
+    Feature("ignore_eos", _penalised()),
     Feature("max_new_tokens", lambda prompt, number: greedy(prompt, 1 + number)),
     Feature("special tokens in the text", _with(skip_special_tokens=False)),
     Feature("custom logit processor", _beside(PROCESSOR, custom_params={})),

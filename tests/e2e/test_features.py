@@ -112,7 +112,7 @@ def test_a_feature_among_all_others(expected: Answers, mixed: Answers, feature: 
 def test_a_feature_matters(expected: Answers, name: str) -> None:
     plain = "ignore_eos" if "penalty" in name else "greedy"
     changed = sum(
-        answer["output_ids"][:48] != other["output_ids"][:48]
+        answer["output_ids"] != other["output_ids"]
         for answer, other in zip(expected[name], expected[plain], strict=True)
     )
     assert changed >= MUST_CHANGE[name]
@@ -125,12 +125,9 @@ def test_a_comparison_can_fail(expected: Answers) -> None:
 
 
 def test_speculation_took_part(mixed: Answers) -> None:
-    held = {"custom logit processor", "processor without state"}
-    for name, answers in mixed.items():
-        meta = [one["meta_info"] for one in answers if "meta_info" in one]
-        if meta and name not in held:
-            tokens = sum(one["completion_tokens"] for one in meta)
-            assert tokens > 1.2 * sum(one["spec_verify_ct"] for one in meta), name
+    meta = [one["meta_info"] for answers in mixed.values() for one in answers if "meta_info" in one]
+    tokens = sum(one["completion_tokens"] for one in meta)
+    assert tokens > 1.5 * sum(one["spec_verify_ct"] for one in meta)
 
 
 def test_min_p_with_a_seed_is_refused_and_the_server_lives(

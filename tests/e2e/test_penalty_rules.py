@@ -18,7 +18,7 @@ from tests.e2e.servers import TestedServer
 from tests.e2e.verifier_law import Witness
 
 NUM_PROMPTS = 6
-NEW_TOKENS = 60
+NEW_TOKENS = 90
 PENALTIES: tuple[Mapping[str, Any], ...] = (
     {"frequency_penalty": 1.9},
     {"repetition_penalty": 1.9},
@@ -55,7 +55,7 @@ def answers_by_definition(
 ) -> tuple[int, ...]:
     prompt_ids = witness.tokenizer(prompt)["input_ids"]
     output: list[int] = []
-    while len(output) < NEW_TOKENS and (not output or output[-1] != witness.end_of_text):
+    while len(output) < NEW_TOKENS:
         logits = witness.logits([[*prompt_ids, *output]])[0].tolist()
         adjusted = penalised(logits, output, rules, witness.end_of_text)
         output.append(max(range(len(adjusted)), key=adjusted.__getitem__))
@@ -67,7 +67,7 @@ def test_penalties_are_the_defined_ones_in_any_batch(
 ) -> None:
     asked = [(prompt, rules) for prompt in reference.prompts[:NUM_PROMPTS] for rules in PENALTIES]
     expected = [answers_by_definition(witness, prompt, rules) for prompt, rules in asked]
-    payloads = [greedy(prompt, NEW_TOKENS, **rules) for prompt, rules in asked]
+    payloads = [greedy(prompt, NEW_TOKENS, ignore_eos=True, **rules) for prompt, rules in asked]
     # Unpenalised requests in the same batches keep their answers.
     free = [greedy(prompt, NEW_TOKENS) for prompt in reference.prompts]
     got = ask_all(dflash, [*payloads, *free], concurrency=24)
@@ -75,8 +75,14 @@ def test_penalties_are_the_defined_ones_in_any_batch(
     assert [tuple(one["output_ids"]) for one in got[len(asked) :]] == [
         answer.output_ids[:NEW_TOKENS] for answer in reference.answers
     ]
+    unpenalised = [
+        one["output_ids"]
+        for one in ask_all(
+            dflash,
+            [greedy(p, NEW_TOKENS, ignore_eos=True) for p in reference.prompts[:NUM_PROMPTS]],
+        )
+    ]
     changed = sum(
-        answer != reference.answers[i // len(PENALTIES)].output_ids[: len(answer)]
-        for i, answer in enumerate(expected)
+        answer != tuple(unpenalised[i // len(PENALTIES)]) for i, answer in enumerate(expected)
     )
-    assert changed > len(asked) / 3  # else the penalties prove nothing
+    assert changed > len(asked) / 2  # else the penalties prove nothing

@@ -95,12 +95,6 @@ def test_a_block_that_reaches_past_the_range_is_not_accepted(prefix: int, drafts
     assert found.tolist() == [drafts]
 
 
-def test_positions_stay_inside_the_tables() -> None:
-    positions = torch.tensor([0, 9, 10, 500])
-    assert DraftLimits(BLOCK, 10, "cpu").within_range(positions).tolist() == [0, 9, 9, 9]
-    assert DraftLimits(BLOCK, None, "cpu").within_range(positions) is positions
-
-
 @pytest.mark.parametrize(
     ("own", "expected"), [(None, None), (100, None), (67, 67), (68, None)], ids=str
 )
