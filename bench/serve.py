@@ -171,10 +171,9 @@ def rows_of(passes: Passes) -> list[Row]:
 
 def show(rows: Sequence[Row]) -> None:
     """Print the rows as Markdown."""
-    print(
-        "| workload | mode | drafter | c | width | tokens/s (min..max) | tau | speed-up | identical |"
-    )
-    print("|---|---|---|---|---|---|---|---|---|")
+    head = "workload, mode, drafter, c, width, tokens/s (min..max), tau, speed-up, identical"
+    print("| " + head.replace(", ", " | ") + " |")
+    print("|---" * (head.count(", ") + 1) + "|")
     for row in rows:
         spread = f"{min(row.tokens_per_s_rounds):.0f}..{max(row.tokens_per_s_rounds):.0f}"
         print(

@@ -23,6 +23,7 @@ from dflash_sglang.core.penalties import (
     counts_along,
     scaling_penalties,
 )
+from dflash_sglang.host.stop_ids import stop_ids
 
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import Req, ScheduleBatch
@@ -136,9 +137,9 @@ class Penalties:
 
     def _params(self, reqs: list[Req]) -> PenaltyParams:
         chosen = [req.sampling_params for req in reqs]
-        stop_ids = [sorted(_stop_ids(req)) for req in reqs]
-        width = max(map(len, stop_ids))
-        padded = [ids + [self._vocab_size] * (width - len(ids)) for ids in stop_ids]
+        held = [sorted(stop_ids(req)) for req in reqs]
+        width = max(map(len, held))
+        padded = [ids + [self._vocab_size] * (width - len(ids)) for ids in held]
         return PenaltyParams(
             frequency=self._to_device([p.frequency_penalty for p in chosen], torch.float32),
             presence=self._to_device([p.presence_penalty for p in chosen], torch.float32),
@@ -159,11 +160,3 @@ def _is_penalised(req: Req) -> bool:
         or params.repetition_penalty != 1
         or params.min_new_tokens > 0
     )
-
-
-def _stop_ids(req: Req) -> set[int]:
-    """Tokens that `min_new_tokens` holds back: those of BatchedMinNewTokensPenalizer."""
-    tokenizer = req.tokenizer
-    ids = set(req.sampling_params.stop_token_ids or ()) | set(req.eos_token_ids or ())
-    ids |= set(tokenizer.additional_stop_token_ids or ()) | {tokenizer.eos_token_id}
-    return ids - {None}

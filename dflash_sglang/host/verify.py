@@ -104,10 +104,13 @@ class Verifier:
         batch.seq_lens_cpu = host_block_lens(batch, width)
         batch.seq_lens_sum = int(batch.seq_lens_cpu.sum())
         self._runners.activate(width)
-        forward_batch, _ = verify_input.prepare_for_verify(batch, self._worker)
+        # The forward pass plans attention itself, and without a graph it always does.
+        forward_batch, _ = verify_input.prepare_for_verify(
+            batch, self._worker, defer_metadata_init=True
+        )
         batch.seq_lens_cpu, batch.seq_lens_sum = committed_cpu, committed_sum
         result = self._worker.forward_batch_generation(
-            batch=None, forward_batch=forward_batch, is_verify=True, skip_attn_backend_init=True
+            batch=None, forward_batch=forward_batch, is_verify=True
         )
         self._runners.restore()
         return result

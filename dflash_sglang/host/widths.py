@@ -5,17 +5,25 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from sglang.srt.runtime_context import get_parallel
 
 from dflash_sglang.core.width import CostTable, ObservedStep, WidthPolicy, WidthSettings
 from dflash_sglang.host.limits import most_tokens
+from dflash_sglang.host.plain_run import PASSES, may_run_on
 from dflash_sglang.host.step_clock import Mark, StepClock
 
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import ScheduleBatch
+
+
+class Choice(NamedTuple):
+    """How a decode step is to run."""
+
+    width: int  # verified tokens of each request
+    passes: int  # above 1 only at width 1: so many one after another, at most
 
 
 @dataclass
@@ -25,6 +33,7 @@ class Step:
     keys: Sequence[str]
     width: int
     begin: Mark
+    passes: int = 1
     end: Mark | None = None  # beginning of the next decode step
     disturbed: bool = False  # something else ran in between
     accept_lens: Sequence[int] | None = None  # None until the host knows them
@@ -55,14 +64,20 @@ class Widths:
         """Choose from now on; until then every step has the widest width."""
         self._policy = WidthPolicy(self._block_size, costs, self._settings)
 
-    def choose(self, batch: ScheduleBatch) -> int:
-        """Width of the step that is about to run."""
+    def choose(self, batch: ScheduleBatch) -> Choice:
+        """How the step that is about to run does so."""
         width = self.ladder[-1] if self._policy is None else self._choose(self._policy, batch)
         self._chosen[width] += 1
-        return width
+        return Choice(width, PASSES if width == 1 and may_run_on(batch) else 1)
+
+    def ran(self, passes: int) -> None:
+        """So many passes the step that was chosen last has run."""
+        self._chosen[1] += passes - 1
+        if self._steps:
+            self._steps[-1].passes = passes
 
     def steps_by_width(self) -> dict[str, int]:
-        """Decode steps so far by their width."""
+        """Passes of the verifier over decoding requests so far, by their width."""
         return {str(width): self._chosen[width] for width in self.ladder}
 
     def _choose(self, policy: WidthPolicy, batch: ScheduleBatch) -> int:
@@ -104,7 +119,9 @@ class Widths:
             seconds = None
             if step.end is not None and not step.disturbed:
                 seconds = self._clock.seconds(step.begin, step.end)
-            policy.observe(ObservedStep(step.keys, step.accept_lens, step.width, seconds))
+            policy.observe(
+                ObservedStep(step.keys, step.accept_lens, step.width, seconds, step.passes)
+            )
 
     def _agreed(self, width: int) -> int:
         """The width of rank 0: ranks measure different times."""

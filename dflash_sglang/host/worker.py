@@ -8,7 +8,7 @@ import logging
 import time
 from collections.abc import Callable
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from dflash_kernels.accept_match import Acceptance
@@ -43,6 +43,7 @@ from dflash_sglang.host.draft_window import DraftWindow
 from dflash_sglang.host.limits import DraftLimits, draft_range
 from dflash_sglang.host.mask_embedding import load_mask_embedding
 from dflash_sglang.host.penalties import PenalisedRows, Penalties
+from dflash_sglang.host.plain_run import Ends, advance, joined
 from dflash_sglang.host.processors import complete_mixed_outputs
 from dflash_sglang.host.sampling import TargetSampler
 from dflash_sglang.host.verify import Verified, Verifier
@@ -58,6 +59,13 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 Publish = Callable[[Tensor], None]
+
+
+class Pass(NamedTuple):
+    """One pass of the verifier over decoding requests."""
+
+    verified: Verified
+    accepted: Acceptance
 
 
 class DFlashWorker(BaseSpecWorker):
@@ -335,8 +343,21 @@ class DFlashWorker(BaseSpecWorker):
         if batch.seq_lens.is_cuda:
             # Gathered on the scheduler's stream, read on this one.
             batch.seq_lens.record_stream(torch.cuda.current_stream())
-        width = self._widths.choose(batch)
-        block = self._next_block(batch)
+        width, most_passes = self._widths.choose(batch)
+        done = self._pass(batch, batch.spec_info.bonus_tokens, width, on_publish, grammar_barrier)
+        if most_passes == 1:
+            return self._result(done)
+        return self._run_on(batch, done, most_passes)
+
+    def _pass(
+        self,
+        batch: ScheduleBatch,
+        anchor_ids: Tensor,
+        width: int,
+        on_publish: Publish | None = None,
+        grammar_barrier: Callable[[], None] | None = None,
+    ) -> Pass:
+        block = self._next_block(batch, anchor_ids, self.block_size if width > 1 else 1)
         plan = self._plan_slots(batch, block)
         draft = self._draft(batch, block, plan, width)
         block = narrow_block(block, width)
@@ -348,12 +369,27 @@ class DFlashWorker(BaseSpecWorker):
         if on_publish is not None:
             on_publish(accepted.new_seq_lens)
         self._commit(batch, block, plan, verified, accepted, penalised)
-        return self._result(verified, accepted)
+        return Pass(verified, accepted)
+
+    def _run_on(self, batch: ScheduleBatch, first: Pass, most: int) -> GenerationBatchResult:
+        """Go on token by token within the step, until a request ends or `most` passes are done."""
+        ends = Ends(batch)
+        passes = [first]
+        while len(passes) < most and not ends.reached(passes[-1].accepted, len(passes)):
+            last = passes[-1].accepted
+            advance(batch, last)
+            passes.append(self._pass(batch, last.bonus_ids, width=1))
+        self._widths.ran(len(passes))
+        for req in batch.reqs:
+            req.spec_verify_ct += len(passes) - 1  # SGLang counts one a step
+        result = self._result(passes[-1]._replace(accepted=joined([p.accepted for p in passes])))
+        result.num_non_draft_tokens_per_req = len(passes)
+        return result
 
     def _draft(self, batch: ScheduleBatch, block: Block, plan: KVLocPlan, width: int) -> Draft:
         """The part of the drafted block that is verified; at width 1 nothing is drafted."""
         if width == 1:
-            return Draft(block.ids[:, :1].contiguous(), None)
+            return Draft(block.ids, None)
         self._context_kv.flush()
         uniforms = None
         if self._acceptor.samples_drafts(batch):
@@ -362,13 +398,13 @@ class DFlashWorker(BaseSpecWorker):
             )
         return self._drafter.propose(batch, block, plan, uniforms).narrow(width)
 
-    def _next_block(self, batch: ScheduleBatch) -> Block:
+    def _next_block(self, batch: ScheduleBatch, anchor_ids: Tensor, block_size: int) -> Block:
         return prepare_block(
-            batch.spec_info.bonus_tokens,
+            anchor_ids,
             batch.seq_lens,
             batch.req_pool_indices,
             self.model_runner.req_to_token_pool.req_to_token,
-            block_size=self.block_size,
+            block_size=block_size,
             mask_token_id=self._mask_token_id,
         )
 
@@ -379,7 +415,7 @@ class DFlashWorker(BaseSpecWorker):
             seq_lens=batch.seq_lens,
             seq_lens_cpu=host_prefix_lens(batch),
             write_virtual=block.slots.view(-1),
-            read_extent=self.block_size,
+            read_extent=block.ids.shape[1],
         )
 
     def _commit(
@@ -413,7 +449,8 @@ class DFlashWorker(BaseSpecWorker):
         )
         verified.logits_output.hidden_states = None  # else copied to the host
 
-    def _result(self, verified: Verified, accepted: Acceptance) -> GenerationBatchResult:
+    def _result(self, done: Pass) -> GenerationBatchResult:
+        verified, accepted = done
         forward = verified.forward_result
         return GenerationBatchResult(
             logits_output=verified.logits_output,

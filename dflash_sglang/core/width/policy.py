@@ -23,6 +23,7 @@ class ObservedStep(NamedTuple):
     accept_lens: Sequence[int]  # drafts accepted of each, at most width - 1; all 0 at width 1
     width: int  # tokens verified of each, the anchor counted
     seconds: float | None  # None: the step also did something else, such as a prefill
+    passes: int = 1  # above 1 only at width 1: so many plain tokens of each in this one step
 
 
 class WidthPolicy:
@@ -108,9 +109,9 @@ class WidthPolicy:
         batch_size = len(step.keys)
         # Not the measured duration: an outlier says nothing about what a probe costs.
         usual = self._costs.seconds(batch_size, step.width)
-        self._clock += usual if step.seconds is None else step.seconds
+        self._clock += usual * step.passes if step.seconds is None else step.seconds
         if step.seconds is not None:
-            self._costs.observe(batch_size, step.width, step.seconds)
+            self._costs.observe(batch_size, step.width, step.seconds / step.passes)
         if step.width == self._probe_width:
             commits = 1 + sum(step.accept_lens) / batch_size
             self._judge(usual - commits * self._seconds_per_commit, usual)

@@ -1,0 +1,88 @@
+"""Several single tokens in one step of the scheduler, while nothing is drafted.
+
+Without overlap the host prepares every step and waits for it. Plain decoding pays for that once a
+token; so would a step of width 1, with the bookkeeping of speculation on top. A run of passes pays
+once a run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from dflash_kernels.accept_match import Acceptance
+from sglang.srt.runtime_context import get_schedule
+
+from dflash_sglang.host.stop_ids import stop_ids
+
+if TYPE_CHECKING:
+    from sglang.srt.managers.schedule_batch import ScheduleBatch
+
+
+# Passes of a run. Long enough to hide what the host does once a step, short enough for a new
+# request, which waits for the run as it waits for a verify of a wide block.
+PASSES = 6
+
+
+def may_run_on(batch: ScheduleBatch) -> bool:
+    """Whether a step may commit several plain tokens of each request.
+
+    Not under overlap, where the host must not wait and hides its work already; and not where a
+    token's rules need what the host has made of the one before: grammars, custom logit processors,
+    log-probabilities.
+    """
+    return (
+        get_schedule().disable_overlap_schedule
+        and not batch.has_grammar
+        and not batch.return_logprob
+        and not batch.sampling_info.has_custom_logit_processor
+    )
+
+
+class Ends:
+    """When a run has to stop: as soon as one request has ended, whose row would go on for nothing.
+
+    Only stop tokens and the length limit are looked at; a stop string is found after the run, and
+    what comes behind it is dropped, as behind any end inside an accepted block.
+    """
+
+    def __init__(self, batch: ScheduleBatch) -> None:
+        self._stop_ids = [
+            set() if req.sampling_params.ignore_eos else stop_ids(req) for req in batch.reqs
+        ]
+        self._most = min(
+            req.sampling_params.max_new_tokens - len(req.output_ids) for req in batch.reqs
+        )
+
+    def reached(self, last: Acceptance, committed: int) -> bool:
+        """Whether a request has ended.
+
+        Args:
+            last: of the last pass.
+            committed: tokens of each request so far in this run.
+        """
+        if committed >= self._most:
+            return True
+        ids = last.bonus_ids.tolist()  # waits for the device
+        return any(token in ends for token, ends in zip(ids, self._stop_ids, strict=True))
+
+
+def advance(batch: ScheduleBatch, last: Acceptance) -> None:
+    """Let the batch be as the next pass finds it; the scheduler restores it after the step."""
+    batch.seq_lens = last.new_seq_lens
+    if batch.seq_lens_cpu is not None:
+        batch.seq_lens_cpu = batch.seq_lens_cpu + 1
+        batch.seq_lens_sum += len(batch.reqs)
+
+
+def joined(run: Sequence[Acceptance]) -> Acceptance:
+    """What a whole run commits: every token, without a draft among them."""
+    last = run[-1]
+    return Acceptance(
+        accept_len=last.accept_len,
+        commit_len=last.commit_len * len(run),
+        bonus_ids=last.bonus_ids,
+        output_ids=torch.cat([one.output_ids for one in run], dim=1),
+        new_seq_lens=last.new_seq_lens,
+    )

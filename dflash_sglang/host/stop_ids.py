@@ -1,0 +1,19 @@
+"""The tokens that end a request."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from sglang.srt.managers.schedule_batch import Req
+
+
+def stop_ids(req: Req) -> set[int]:
+    """Its stop tokens and ends of text, also where it ignores them.
+
+    Source: `BatchedMinNewTokensPenalizer` in sglang/srt/sampling/penaltylib holds back the same.
+    """
+    tokenizer = req.tokenizer
+    ids = set(req.sampling_params.stop_token_ids or ()) | set(req.eos_token_ids or ())
+    ids |= set(tokenizer.additional_stop_token_ids or ()) | {tokenizer.eos_token_id}
+    return ids - {None}
