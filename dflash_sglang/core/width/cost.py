@@ -53,6 +53,15 @@ class CostTable:
         self._cells: dict[tuple[int, int], Excess] = {}
         self._measured: dict[tuple[int, int], float] = {}  # by (batch size, width), interpolated
 
+    def __str__(self) -> str:
+        """The measured milliseconds of a step by batch size, the widths in ascending order."""
+        rows = [
+            f"batch {batch}: "
+            + "/".join(f"{1000 * self.measured(batch, width):.1f}" for width in self._verify)
+            for batch in self._batches
+        ]
+        return ", ".join(rows) + " ms"
+
     def seconds(self, batch_size: int, width: int) -> float:
         """Expected seconds of a step; width 1 is plain decoding and drafts nothing.
 

@@ -1,0 +1,75 @@
+"""Runs of plain tokens: what they commit, and where they stop."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from dflash_kernels.accept_match import Acceptance, accept_match
+
+from dflash_sglang.host.plain_run import Ends, advance, joined
+
+END = 2
+
+
+def accepted(ids: list[int], lens: list[int]) -> Acceptance:
+    targets = torch.tensor(ids)[:, None]
+    return accept_match(targets, targets, torch.tensor(lens))
+
+
+def request_with(output: int = 0, **changed: Any) -> Any:
+    params = {"max_new_tokens": 10, "ignore_eos": False, "stop_token_ids": None, **changed}
+    tokenizer = SimpleNamespace(additional_stop_token_ids=None, eos_token_id=END)
+    return SimpleNamespace(
+        sampling_params=SimpleNamespace(**params),
+        output_ids=[7] * output,
+        eos_token_ids={END},
+        tokenizer=tokenizer,
+    )
+
+
+def test_a_run_commits_every_token_and_no_draft() -> None:
+    got = joined([accepted([5, 8], [3, 9]), accepted([6, 9], [4, 10]), accepted([7, 1], [5, 11])])
+    assert got.output_ids.tolist() == [[5, 6, 7], [8, 9, 1]]
+    assert got.commit_len.tolist() == [3, 3]
+    assert got.accept_len.tolist() == [0, 0]
+    assert got.bonus_ids.tolist() == [7, 1]
+    assert got.new_seq_lens.tolist() == [6, 12]
+
+
+def test_a_run_stops_at_an_end_of_text() -> None:
+    ends = Ends(SimpleNamespace(reqs=[request_with(), request_with()]))  # type: ignore[arg-type]
+    assert not ends.reached(accepted([5, 6], [1, 1]), 1)
+    assert ends.reached(accepted([5, END], [1, 1]), 1)
+
+
+def test_a_run_stops_at_a_stop_token() -> None:
+    ends = Ends(SimpleNamespace(reqs=[request_with(stop_token_ids={5})]))  # type: ignore[arg-type]
+    assert ends.reached(accepted([5], [1]), 1)
+
+
+def test_a_run_goes_on_where_ends_are_ignored() -> None:
+    req = request_with(ignore_eos=True, stop_token_ids={5})
+    ends = Ends(SimpleNamespace(reqs=[req]))  # type: ignore[arg-type]
+    assert not ends.reached(accepted([END], [1]), 1)
+    assert not ends.reached(accepted([5], [1]), 1)
+
+
+def test_a_run_stops_at_the_first_length_limit() -> None:
+    reqs = [request_with(output=7), request_with(output=2)]
+    ends = Ends(SimpleNamespace(reqs=reqs))  # type: ignore[arg-type]
+    assert not ends.reached(accepted([5, 6], [1, 1]), 2)
+    assert ends.reached(accepted([5, 6], [1, 1]), 3)
+
+
+def test_the_batch_moves_on_by_one_token() -> None:
+    batch: Any = SimpleNamespace(
+        reqs=[None, None],
+        seq_lens=torch.tensor([3, 9]),
+        seq_lens_cpu=torch.tensor([3, 9]),
+        seq_lens_sum=12,
+    )
+    advance(batch, accepted([5, 6], [3, 9]))
+    assert batch.seq_lens.tolist() == batch.seq_lens_cpu.tolist() == [4, 10]
+    assert batch.seq_lens_sum == 14

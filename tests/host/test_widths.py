@@ -1,0 +1,167 @@
+"""What the policy hears of a step: its own duration, its own accepted drafts, in order."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from dflash_sglang.core.width import CostTable, ObservedStep, WidthPolicy, WidthSettings
+from dflash_sglang.host import plain_run, widths
+from dflash_sglang.host.widths import Widths
+
+BLOCK = 16
+
+
+class Recorder(WidthPolicy):
+    """A policy that does as it is told and remembers what it hears."""
+
+    def __init__(self, *_: Any) -> None:
+        self.next: list[int] = []
+        self.heard: list[ObservedStep] = []
+        self.limits: dict[Any, int] = {}
+        self.forgotten: list[Any] = []
+
+    def choose(self, keys: Sequence[Any]) -> int:
+        return self.next.pop(0)
+
+    def observe(self, step: ObservedStep) -> None:
+        self.heard.append(step)
+
+    def limit(self, key: Any, max_width: int) -> None:
+        self.limits[key] = max_width
+
+    def forget(self, key: Any) -> None:
+        self.forgotten.append(key)
+
+
+class Clock:
+    """Marks are what the test says."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def mark(self) -> float:
+        return self.now
+
+    def seconds(self, begin: float, end: float) -> float:
+        return end - begin
+
+
+@pytest.fixture
+def overlap(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    schedule = SimpleNamespace(disable_overlap_schedule=False)
+    monkeypatch.setattr(plain_run, "get_schedule", lambda: schedule)
+    return schedule
+
+
+@pytest.fixture
+def controller(monkeypatch: pytest.MonkeyPatch, overlap: SimpleNamespace) -> Widths:
+    group = SimpleNamespace(tp_group=SimpleNamespace(world_size=1))
+    monkeypatch.setattr(widths, "get_parallel", lambda: group)
+    monkeypatch.setattr(widths, "WidthPolicy", Recorder)
+    made = Widths(BLOCK, WidthSettings(), "cpu")
+    made._clock = Clock()  # type: ignore[assignment]
+    return made
+
+
+def started(controller: Widths, *choices: int) -> Recorder:
+    controller.start(CostTable({1: 1.0}, {(1, width): 1.0 for width in controller.ladder}))
+    policy = controller._policy
+    assert isinstance(policy, Recorder)
+    policy.next = list(choices)
+    return policy
+
+
+def batch_of(*rids: str, **params: Any) -> Any:
+    reqs = [
+        SimpleNamespace(
+            rid=rid,
+            custom_logit_processor=None,
+            multimodal_inputs=None,
+            sampling_params=SimpleNamespace(custom_params=params or None),
+        )
+        for rid in rids
+    ]
+    info = SimpleNamespace(has_custom_logit_processor=False)
+    return SimpleNamespace(reqs=reqs, has_grammar=False, return_logprob=False, sampling_info=info)
+
+
+def at(controller: Widths, now: float) -> Widths:
+    controller._clock.now = now  # type: ignore[attr-defined]
+    return controller
+
+
+def test_before_the_costs_are_known_the_block_is_verified_whole(controller: Widths) -> None:
+    assert controller.choose(batch_of("a")).width == BLOCK
+
+
+def test_a_step_is_reported_with_its_own_time_and_drafts_under_overlap(controller: Widths) -> None:
+    policy = started(controller, 4, 8, 2, 2)
+    at(controller, 0.0).choose(batch_of("a", "b"))
+    at(controller, 1.0).choose(batch_of("a", "b"))  # launched before the first is known
+    controller.verified([3, 0])
+    at(controller, 3.5).choose(batch_of("b"))
+    controller.verified([7, 1])
+    at(controller, 4.0).choose(batch_of("b"))
+    assert policy.heard == [
+        ObservedStep(["a", "b"], [3, 0], 4, 1.0),
+        ObservedStep(["a", "b"], [7, 1], 8, 2.5),
+    ]
+
+
+def test_a_step_is_reported_when_the_next_begins_without_overlap(controller: Widths) -> None:
+    policy = started(controller, 4, 8)
+    at(controller, 0.0).choose(batch_of("a"))
+    controller.verified([2])
+    assert policy.heard == []
+    at(controller, 0.5).choose(batch_of("a"))
+    assert policy.heard == [ObservedStep(["a"], [2], 4, 0.5)]
+
+
+def test_a_prefill_in_between_leaves_no_duration(controller: Widths) -> None:
+    policy = started(controller, 4, 8)
+    at(controller, 0.0).choose(batch_of("a"))
+    controller.verified([2])
+    controller.disturb()
+    at(controller, 9.0).choose(batch_of("a"))
+    assert policy.heard[0].seconds is None
+
+
+def test_a_request_is_limited_once_and_forgotten(controller: Widths) -> None:
+    policy = started(controller, 4, 4)
+    limited = batch_of("a", dflash={"max_width": 3})
+    controller.choose(limited)
+    policy.limits.clear()
+    controller.choose(limited)
+    assert policy.limits == {}
+    controller.finished("a")
+    assert policy.forgotten == ["a"]
+
+
+def test_width_one_runs_on_only_without_overlap(
+    controller: Widths, overlap: SimpleNamespace
+) -> None:
+    started(controller, 1, 1, 1, 4)
+    assert controller.choose(batch_of("a")).passes == 1
+    overlap.disable_overlap_schedule = True
+    assert controller.choose(batch_of("a")).passes == plain_run.PASSES
+    held = batch_of("a")
+    held.has_grammar = True
+    assert controller.choose(held).passes == 1
+    assert controller.choose(batch_of("a")).passes == 1  # width 4
+
+
+def test_a_run_is_reported_as_one_step_of_many_passes(
+    controller: Widths, overlap: SimpleNamespace
+) -> None:
+    overlap.disable_overlap_schedule = True
+    policy = started(controller, 1, 1)
+    at(controller, 0.0).choose(batch_of("a"))
+    controller.ran(5)
+    controller.verified([0])
+    at(controller, 1.0).choose(batch_of("a"))
+    assert policy.heard == [ObservedStep(["a"], [0], 1, 1.0, passes=5)]
+    assert controller.steps_by_width()["1"] == 6
