@@ -62,6 +62,13 @@ class WidthChoice(Enum):
     FIXED = "fixed"  # nobody: the widest allowed, always
 
 
+class OpsChoice(Enum):
+    """Which form of our device ops runs on CUDA."""
+
+    TRITON = "triton"  # after a self-test at start
+    REFERENCE = "reference"  # torch only
+
+
 _WIDTH = WidthSettings()
 
 
@@ -81,6 +88,7 @@ class Settings:
     explore_share: float = _WIDTH.explore_share
     draft_temperature: float = 0.6  # of sampled drafts, above 0
     draft_top_k: int = 16  # tokens a sampled draft is drawn from, 1 .. MAX_TOP_K
+    ops: str = OpsChoice.TRITON.value  # on CUDA; elsewhere it is always the reference
 
     def width_settings(self, block_size: int) -> WidthSettings:
         """The width's part; a fixed width is a ladder of one.
@@ -162,6 +170,10 @@ _VALUES: dict[str, tuple[str, Callable[[object], bool]]] = {
     "width": (
         "one of " + ", ".join(repr(choice.value) for choice in WidthChoice),
         lambda value: value in [choice.value for choice in WidthChoice],
+    ),
+    "ops": (
+        "one of " + ", ".join(repr(choice.value) for choice in OpsChoice),
+        lambda value: value in [choice.value for choice in OpsChoice],
     ),
     "widths": ("a list of integers from 1 on", _is_widths),
     "min_width": ("an integer from 1 on", lambda value: _is_int(value, 1, 1024)),

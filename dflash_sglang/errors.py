@@ -23,3 +23,7 @@ class ConfigError(DFlashError):
 
 class PlatformError(DFlashError):
     """The CPU platform could not be put in place."""
+
+
+class OpsError(DFlashError):
+    """A device op failed its self-test."""

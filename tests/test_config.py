@@ -37,6 +37,7 @@ def test_every_key_is_taken(tmp_path: Path) -> None:
         "explore_share": 0.05,
         "draft_temperature": 0.9,
         "draft_top_k": 3,
+        "ops": "reference",
     }
     assert set(given) == {field.name for field in fields(Settings)}
     wanted = Settings(**{**given, "widths": (1, 5)})  # type: ignore[arg-type]
@@ -69,6 +70,7 @@ def test_limits_beyond_the_block_are_refused() -> None:
     [
         ({"temprature": 1}, "has the unknown key 'temprature'. Known keys: width, widths"),
         ({"width": "narrow"}, "width is 'narrow'. Give one of 'adaptive', 'fixed'"),
+        ({"ops": "cuda"}, "ops is 'cuda'. Give one of 'triton', 'reference'"),
         ({"widths": []}, "widths is []"),
         ({"widths": [0]}, "widths is [0]"),
         ({"max_width": 0}, "max_width is 0"),

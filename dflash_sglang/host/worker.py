@@ -42,6 +42,7 @@ from dflash_sglang.host.draft_state import DraftState, host_prefix_lens
 from dflash_sglang.host.draft_window import DraftWindow
 from dflash_sglang.host.limits import DraftLimits, draft_range
 from dflash_sglang.host.mask_embedding import load_mask_embedding
+from dflash_sglang.host.ops import prepare_ops
 from dflash_sglang.host.penalties import PenalisedRows, Penalties
 from dflash_sglang.host.plain_run import Ends, advance, joined
 from dflash_sglang.host.processors import complete_mixed_outputs
@@ -97,6 +98,9 @@ class DFlashWorker(BaseSpecWorker):
         self._build_draft_worker(server_args, gpu_id, nccl_port)
         self._settings = settings = read_settings(get_spec().speculative_adaptive_config)
         self._rule = chosen_rule()
+        prepare_ops(
+            settings.ops, self.device, self.block_size, self.model_runner.model_config.vocab_size
+        )
         self._limits = DraftLimits(self.block_size, self._draft_range, self.device)
         self._context_kv = ContextKV(self._draft_runner, self.draft_parallel_layout)
         self._penalties = Penalties(self.model_runner.model_config.vocab_size, self.device)

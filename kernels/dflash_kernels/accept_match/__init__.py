@@ -5,6 +5,7 @@ from torch import Tensor
 
 from dflash_kernels.accept_match import reference
 from dflash_kernels.accept_match.reference import Acceptance
+from dflash_kernels.dispatch import runs_triton
 
 __all__ = ["Acceptance", "accept_match"]
 
@@ -41,7 +42,7 @@ def accept_match(
     Returns:
         The acceptance. Without `also`, `output_ids` is `target_ids` itself.
     """
-    if not draft_ids.is_cuda:
+    if not runs_triton(draft_ids):
         return reference.accept_match(draft_ids, target_ids, prefix_lens, limit=limit, also=also)
     accept_len, commit_len, bonus_ids, new_seq_lens, output_ids = _accept_match(
         draft_ids, target_ids, prefix_lens, limit, also

@@ -5,6 +5,7 @@ from torch import Tensor
 
 from dflash_kernels.accept_match.reference import Acceptance
 from dflash_kernels.accept_sampled import reference
+from dflash_kernels.dispatch import runs_triton
 
 __all__ = ["Acceptance", "accept_sampled"]
 
@@ -46,7 +47,7 @@ def accept_sampled(
     Returns:
         The acceptance; `output_ids` is y.
     """
-    if not logits.is_cuda:
+    if not runs_triton(logits):
         return reference.accept_sampled(
             logits, draft_ids, prefix_lens, temperatures, seeds, limit=limit
         )

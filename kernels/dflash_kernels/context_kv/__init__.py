@@ -7,6 +7,7 @@ from torch import Tensor
 
 from dflash_kernels.context_kv import reference
 from dflash_kernels.context_kv.reference import LayerCaches
+from dflash_kernels.dispatch import runs_triton
 
 __all__ = ["LayerCaches", "context_kv"]
 
@@ -53,7 +54,7 @@ def context_kv(
         ValueError: shapes do not fit each other, or a tensor is not laid out as said.
     """
     _check(kv, norm_weights, cos_sin, slots, caches, valid_lens)
-    if kv.is_cuda:
+    if runs_triton(kv):
         _context_kv(
             kv,
             norm_weights,

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from dflash_kernels.dispatch import runs_triton
 from dflash_kernels.draft_tail import reference
 from dflash_kernels.draft_tail.reference import Tail
 
@@ -37,7 +38,7 @@ def draft_tail(logits: Tensor, *, num_ids: int, top: int = 1) -> Tail:
         raise ValueError(f"expected 1 <= top <= min({MAX_TOP}, num_ids={num_ids}), got {top}")
     if num_ids > logits.shape[1]:
         raise ValueError(f"expected num_ids <= {logits.shape[1]}, the columns; got {num_ids}")
-    if logits.is_cuda:
+    if runs_triton(logits):
         return Tail(*_draft_tail(logits, num_ids, top))
     return reference.draft_tail(logits, num_ids=num_ids, top=top)
 

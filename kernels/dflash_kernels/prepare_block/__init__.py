@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from dflash_kernels.dispatch import runs_triton
 from dflash_kernels.prepare_block import reference
 from dflash_kernels.prepare_block.reference import Block
 
@@ -37,7 +38,7 @@ def prepare_block(
     Returns:
         The block; all tensors are new and contiguous.
     """
-    if anchor_ids.is_cuda:
+    if runs_triton(anchor_ids):
         return Block(
             *_prepare_block(
                 anchor_ids, prefix_lens, req_pool_indices, req_to_token, block_size, mask_token_id
@@ -74,7 +75,7 @@ def narrow_block(block: Block, width: int) -> Block:
         raise ValueError(f"expected 1 <= width <= {block_size}, the block's size; got {width}")
     if width == block_size:
         return block
-    if block.ids.is_cuda:
+    if runs_triton(block.ids):
         return Block(*_narrow_block(block.ids, block.positions, block.slots, width))
     return reference.narrow_block(block, width)
 
