@@ -46,6 +46,8 @@ MATRIX = (
     Configuration(16, 1, Drafter.RANDOM),
     Configuration(8, 16, Drafter.RANDOM, overlap=False, retraction=Retraction.PRESSURE),
     Configuration(16, 1, Drafter.SLIDING, overlap=False, mixed=True, chunked=True),
+    Configuration(16, 1, adaptive=True),
+    Configuration(16, 16, Drafter.RANDOM, overlap=False, chunked=True, adaptive=True),
 )
 QUICK = (MATRIX[0], MATRIX[7])
 

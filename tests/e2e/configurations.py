@@ -44,6 +44,7 @@ class Configuration(NamedTuple):
     mixed: bool = False  # prefill chunks and decode rows in one batch
     window: bool = False  # --speculative-draft-window-size
     retraction: Retraction = Retraction.NONE
+    adaptive: bool = False  # the verify width; else the whole block, always
 
     @property
     def name(self) -> str:
@@ -51,7 +52,7 @@ class Configuration(NamedTuple):
         flags = [
             "overlap" if self.overlap else "no-overlap",
             "radix" if self.radix else "no-radix",
-            *(flag for flag in ("chunked", "mixed", "window") if getattr(self, flag)),
+            *(f for f in ("chunked", "mixed", "window", "adaptive") if getattr(self, f)),
         ]
         if self.retraction is not Retraction.NONE:
             flags.append(f"retract-{self.retraction.value}")

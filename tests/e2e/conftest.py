@@ -11,7 +11,7 @@ import pytest
 from dflash_sglang import zoo
 from launch import load
 from launch.client import Answer
-from tests.e2e.servers import TestedServer
+from tests.e2e.servers import TestedServer, settings
 
 MAX_NEW_TOKENS = 96
 NUM_PROMPTS = 40
@@ -44,7 +44,9 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[TestedServe
     pair = zoo.path("moe")
     logs = tmp_path_factory.mktemp("servers")
     plain = TestedServer(pair.verifier, log_dir=logs / "plain")
-    dflash = TestedServer(pair.verifier, pair.drafter, log_dir=logs / "dflash")
+    # Tests count verifies; what the policy does to answers is in test_widths and test_features.
+    fixed = settings(logs / "settings.json", width="fixed")
+    dflash = TestedServer(pair.verifier, pair.drafter, args=fixed, log_dir=logs / "dflash")
     try:
         plain.start()
         dflash.start()
@@ -74,7 +76,7 @@ def plain(plain_server: TestedServer) -> TestedServer:
 
 @pytest.fixture
 def dflash(dflash_server: TestedServer) -> Iterator[TestedServer]:
-    """Block 16, page 1, SGLang's defaults; after the test it must be idle with every slot free."""
+    """Block 16, page 1, always verified whole; after the test it must be idle with every slot free."""
     yield dflash_server
     dflash_server.check_rest()
 

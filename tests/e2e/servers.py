@@ -30,10 +30,11 @@ COMPLAINT = re.compile(
 
 def serve(configuration: Configuration, folder: Path) -> TestedServer:
     """The server of a configuration; its drafter and its log go under `folder`."""
+    width = "adaptive" if configuration.adaptive else "fixed"
     return TestedServer(
         zoo.path("moe").verifier,
         configuration.checkpoint(folder),
-        args=configuration.args(),
+        args=[*configuration.args(), *settings(folder / "settings.json", width=width)],
         env=configuration.env(),
         log_dir=folder,
     )

@@ -81,6 +81,17 @@ def test_a_forced_width(reference: Reference, tmp_path: Path, width: int) -> Non
     assert tau > 0.7 * width
 
 
+def test_the_policy_changes_no_answer(reference: Reference, tmp_path: Path) -> None:
+    pair = zoo.path("moe")
+    with TestedServer(pair.verifier, pair.drafter, log_dir=tmp_path) as server:
+        for concurrency in (1, 8, 32):
+            done = load.run(server, reference.prompts, concurrency, MAX_NEW_TOKENS)
+            server.check_rest()
+            assert [a.output_ids for a in done.answers] == [a.output_ids for a in reference.answers]
+            assert load.tau(done.answers) > 2
+        assert server.server_info()["internal_states"][0]["dflash"]["width"] == "adaptive"
+
+
 def test_a_useless_drafter_is_left_alone(reference: Reference, tmp_path: Path) -> None:
     drafter = checkpoints.random_drafter(tmp_path / "random")
     with TestedServer(zoo.path("moe").verifier, drafter, log_dir=tmp_path / "log") as server:
