@@ -76,7 +76,7 @@ def plain(plain_server: TestedServer) -> TestedServer:
 
 @pytest.fixture
 def dflash(dflash_server: TestedServer) -> Iterator[TestedServer]:
-    """Block 16, page 1, always verified whole; after the test it must be idle with every slot free."""
+    """Block 16, page 1, verified whole; after the test it must be idle with every slot free."""
     yield dflash_server
     dflash_server.check_rest()
 
