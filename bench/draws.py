@@ -27,7 +27,7 @@ from dflash_sglang import zoo
 from launch.report import provenance
 from tests.e2e import scripts
 from tests.e2e.draws import BATCH, BLOCK_ARGS, REJECT, Sampling, context, draw, law, p_value
-from tests.e2e.servers import TestedServer
+from tests.e2e.servers import TestedServer, settings
 from tests.e2e.verifier_law import Witness
 
 TOKEN_WISE = ("--speculative-use-rejection-sampling",)
@@ -89,7 +89,12 @@ def measure(number: int) -> list[Row]:
             with TestedServer(
                 pair.verifier,
                 pair.drafter,
-                args=(*BLOCK_ARGS, *case.flags),
+                # Verified whole: a mistake shows in what is drafted.
+                args=[
+                    *BLOCK_ARGS,
+                    *case.flags,
+                    *settings(folder / "settings.json", width="fixed"),
+                ],
                 env=env,
                 log_dir=folder,
             ) as server:

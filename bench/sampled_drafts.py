@@ -27,7 +27,7 @@ from tqdm import tqdm
 from dflash_sglang import zoo
 from launch.report import provenance
 from tests.e2e.asking import ask_all, greedy
-from tests.e2e.servers import TestedServer
+from tests.e2e.servers import TestedServer, settings
 
 TEMPERATURES = (0.6, 0.8, 1.0)
 DRAFT_TEMPERATURES = (0.3, 0.6, 1.0)
@@ -128,12 +128,11 @@ def measure(prompts: Sequence[str], rounds: int) -> list[Row]:
     with tempfile.TemporaryDirectory() as name, tqdm(total=passes, unit=" passes") as bar:
         for index, (rule, draft_temperature) in enumerate(cases):
             folder = Path(name) / str(index)
-            folder.mkdir()
-            args = [*RULES[rule], "--disable-overlap-schedule"]
+            chosen: dict[str, object] = {"width": "fixed"}
             if draft_temperature is not None:
-                settings = folder / "settings.json"
-                settings.write_text(json.dumps({"draft_temperature": draft_temperature}))
-                args += ["--speculative-adaptive-config", str(settings)]
+                chosen["draft_temperature"] = draft_temperature
+            args = [*RULES[rule], "--disable-overlap-schedule"]
+            args += settings(folder / "settings.json", **chosen)
             with TestedServer(pair.verifier, pair.drafter, args=args, log_dir=folder) as server:
                 rows += measure_server(server, rule, draft_temperature, prompts, rounds, bar)
     return rows

@@ -46,6 +46,14 @@ class DraftLimits:
             drafts = drafts.masked_fill_(past, 0)
         return drafts
 
+    def most(self, req: Req) -> int | None:
+        """As `most_tokens`, and 1 for a request that has passed the range, as the host knows it."""
+        if self._range is not None:
+            known = len(req.origin_input_ids) + len(req.output_ids)  # the anchor's position, plus 1
+            if known + self._full > self._range:
+                return 1
+        return most_tokens(req)
+
     def _drafts(self, req: Req) -> int:
         most = most_tokens(req)
         return self._full if most is None else min(most - 1, self._full)

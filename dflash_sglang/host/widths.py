@@ -11,7 +11,7 @@ import torch
 from sglang.srt.runtime_context import get_parallel
 
 from dflash_sglang.core.width import CostTable, ObservedStep, WidthPolicy, WidthSettings
-from dflash_sglang.host.limits import most_tokens
+from dflash_sglang.host.limits import DraftLimits
 from dflash_sglang.host.plain_run import PASSES, may_run_on
 from dflash_sglang.host.step_clock import Mark, StepClock
 
@@ -43,14 +43,19 @@ class Widths:
     """Chooses widths for a worker whose results the host learns one step late."""
 
     def __init__(
-        self, block_size: int, settings: WidthSettings, device: torch.device | str
+        self,
+        block_size: int,
+        settings: WidthSettings,
+        limits: DraftLimits,
+        device: torch.device | str,
     ) -> None:
+        self._limits = limits
         self.ladder = settings.ladder(block_size)
         self._block_size = block_size
         self._settings = settings
         self._clock = StepClock(device)
         self._steps: deque[Step] = deque()
-        self._limited: set[str] = set()
+        self._limited: dict[str, int] = {}  # what the policy was told of a request
         self._policy: WidthPolicy | None = None
         self._tp_group = get_parallel().tp_group
         self._chosen: Counter[int] = Counter()
@@ -87,9 +92,10 @@ class Widths:
         self._report(policy)
         keys = [req.rid for req in batch.reqs]
         for req in batch.reqs:
-            if req.rid not in self._limited and (most := most_tokens(req)) is not None:
+            most = self._limits.most(req)
+            if most is not None and self._limited.get(req.rid) != most:
                 policy.limit(req.rid, most)
-                self._limited.add(req.rid)
+                self._limited[req.rid] = most
         width = self._agreed(policy.choose(keys))
         self._steps.append(Step(keys, width, now))
         return width
@@ -108,7 +114,7 @@ class Widths:
 
     def finished(self, rid: str) -> None:
         """A request is done."""
-        self._limited.discard(rid)
+        self._limited.pop(rid, None)
         if self._policy is not None:
             self._policy.forget(rid)
 

@@ -106,7 +106,7 @@ class DFlashWorker(BaseSpecWorker):
         self._penalties = Penalties(self.model_runner.model_config.vocab_size, self.device)
         sampler = TargetSampler(self.model_runner, self._penalties)
         self._widths = Widths(
-            self.block_size, settings.width_settings(self.block_size), self.device
+            self.block_size, settings.width_settings(self.block_size), self._limits, self.device
         )
         self._width_runners = WidthRunners(self.model_runner, self._widths.ladder)
         self._verifier = Verifier(target_worker, sampler, self._width_runners)

@@ -15,12 +15,17 @@ from tests.e2e import scripts
 from tests.e2e.asking import ask_all, greedy
 from tests.e2e.conftest import MAX_NEW_TOKENS, Reference
 from tests.e2e.draws import BLOCK_ARGS, REJECT, Sampling, context, draw, law, p_value
-from tests.e2e.servers import TestedServer
+from tests.e2e.servers import TestedServer, settings
 from tests.e2e.verifier_law import Witness
 
 DRAWS = 1200
 BLOCK_VERIFICATION = (*BLOCK_ARGS, "--speculative-use-block-verification")
 RELAXED = (*BLOCK_ARGS, "--speculative-accept-threshold-acc", "0.4")
+
+
+def fixed(folder: Path) -> list[str]:
+    """A drafted block is verified whole: a mistake shows in what is drafted."""
+    return settings(folder / "settings.json", width="fixed")
 
 
 @pytest.fixture(scope="module")
@@ -53,9 +58,8 @@ def test_sample_and_match_follows_the_verifiers_law(
 def block_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestedServer]:
     """Sampled drafts, accepted by block verification."""
     pair, folder = zoo.path("moe"), tmp_path_factory.mktemp("block")
-    with TestedServer(
-        pair.verifier, pair.drafter, args=BLOCK_VERIFICATION, log_dir=folder
-    ) as server:
+    args = [*BLOCK_VERIFICATION, *fixed(folder)]
+    with TestedServer(pair.verifier, pair.drafter, args=args, log_dir=folder) as server:
         yield server
 
 
@@ -85,9 +89,8 @@ def test_greedy_requests_match_beside_sampled_ones(
 def test_a_mistake_in_the_rule_is_noticed(witness: Witness, ids: list[int], tmp_path: Path) -> None:
     pair = zoo.path("moe")
     env = scripts.wrong_rule(tmp_path / "plugin", "bonus")
-    with TestedServer(
-        pair.verifier, pair.drafter, args=BLOCK_VERIFICATION, env=env, log_dir=tmp_path
-    ) as server:
+    args = [*BLOCK_VERIFICATION, *fixed(tmp_path)]
+    with TestedServer(pair.verifier, pair.drafter, args=args, env=env, log_dir=tmp_path) as server:
         got = draw(server, ids, DRAWS)
     assert p_value(got.counts, law(witness, ids)) < REJECT
 
@@ -96,7 +99,8 @@ def test_relaxed_thresholds_are_announced_and_served(
     witness: Witness, ids: list[int], tmp_path: Path
 ) -> None:
     pair = zoo.path("moe")
-    with TestedServer(pair.verifier, pair.drafter, args=RELAXED, log_dir=tmp_path) as server:
+    args = [*RELAXED, *fixed(tmp_path)]
+    with TestedServer(pair.verifier, pair.drafter, args=args, log_dir=tmp_path) as server:
         announced = server.log_path.read_text()
         got = draw(server, ids, DRAWS)
         log = server.log_path.read_text()

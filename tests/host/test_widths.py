@@ -10,6 +10,7 @@ import pytest
 
 from dflash_sglang.core.width import CostTable, ObservedStep, WidthPolicy, WidthSettings
 from dflash_sglang.host import plain_run, widths
+from dflash_sglang.host.limits import DraftLimits
 from dflash_sglang.host.widths import Widths
 
 BLOCK = 16
@@ -62,7 +63,7 @@ def controller(monkeypatch: pytest.MonkeyPatch, overlap: SimpleNamespace) -> Wid
     group = SimpleNamespace(tp_group=SimpleNamespace(world_size=1))
     monkeypatch.setattr(widths, "get_parallel", lambda: group)
     monkeypatch.setattr(widths, "WidthPolicy", Recorder)
-    made = Widths(BLOCK, WidthSettings(), "cpu")
+    made = Widths(BLOCK, WidthSettings(), DraftLimits(BLOCK, 100, "cpu"), "cpu")
     made._clock = Clock()  # type: ignore[assignment]
     return made
 
@@ -81,6 +82,8 @@ def batch_of(*rids: str, **params: Any) -> Any:
             rid=rid,
             custom_logit_processor=None,
             multimodal_inputs=None,
+            origin_input_ids=[0] * 20,
+            output_ids=[],
             sampling_params=SimpleNamespace(custom_params=params or None),
         )
         for rid in rids
@@ -139,6 +142,16 @@ def test_a_request_is_limited_once_and_forgotten(controller: Widths) -> None:
     assert policy.limits == {}
     controller.finished("a")
     assert policy.forgotten == ["a"]
+
+
+def test_a_request_past_the_drafters_range_does_not_count_as_rejecting(controller: Widths) -> None:
+    policy = started(controller, 4, 4)
+    batch = batch_of("a")
+    controller.choose(batch)
+    assert policy.limits == {}
+    batch.reqs[0].output_ids = [0] * 70  # a block would end past position 99
+    controller.choose(batch)
+    assert policy.limits == {"a": 1}
 
 
 def test_width_one_runs_on_only_without_overlap(
