@@ -87,6 +87,7 @@ HOST_NAMES: tuple[Name, ...] = (
         None,
         "drafters with a shorter context than the verifier's",
     ),
+    Name(f"{_S}.environ:envs", None, "drafters with a shorter context than the verifier's"),
     # Several verify widths.
     Name(
         f"{_S}.speculative.base_spec_worker:BaseSpecWorker.on_verify_complete_cpu",
