@@ -13,7 +13,8 @@ def stop_ids(req: Req) -> set[int]:
 
     Source: `BatchedMinNewTokensPenalizer` in sglang/srt/sampling/penaltylib holds back the same.
     """
-    tokenizer = req.tokenizer
     ids = set(req.sampling_params.stop_token_ids or ()) | set(req.eos_token_ids or ())
-    ids |= set(tokenizer.additional_stop_token_ids or ()) | {tokenizer.eos_token_id}
+    tokenizer = req.tokenizer
+    if tokenizer is not None:  # it is with --skip-tokenizer-init
+        ids |= set(tokenizer.additional_stop_token_ids or ()) | {tokenizer.eos_token_id}
     return ids - {None}

@@ -9,6 +9,7 @@ import torch
 from dflash_kernels.accept_match import Acceptance, accept_match
 
 from dflash_sglang.host.plain_run import Ends, advance, joined
+from dflash_sglang.host.stop_ids import stop_ids
 
 END = 2
 
@@ -47,6 +48,12 @@ def test_a_run_stops_at_an_end_of_text() -> None:
 def test_a_run_stops_at_a_stop_token() -> None:
     ends = Ends(SimpleNamespace(reqs=[request_with(stop_token_ids={5})]))  # type: ignore[arg-type]
     assert ends.reached(accepted([5], [1]), 1)
+
+
+def test_a_server_without_tokenizer_knows_the_checkpoints_ends() -> None:
+    req = request_with(stop_token_ids={5})
+    req.tokenizer = None
+    assert stop_ids(req) == {5, END}
 
 
 def test_a_run_goes_on_where_ends_are_ignored() -> None:
