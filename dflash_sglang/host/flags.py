@@ -85,7 +85,9 @@ def check_start(flags: Any, environment: Mapping[str, str]) -> None:
     ours = report.layout is Layout.PLAIN and read_config(environment).worker is WorkerChoice.DFLASH
     if ours:
         refuse_unsupported_flags(flags)
-        read_settings(flags.speculative_adaptive_config)
+        settings, size = read_settings(flags.speculative_adaptive_config), block_size(flags)
+        if size is not None:  # else the checkpoint's, which the worker compares
+            settings.width_settings(size)
     for flag in WITHOUT_EFFECT:
         value = _value(flags, flag)
         if value != flag.neutral:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from dflash_sglang import zoo
-from dflash_sglang.errors import PairError, UnsupportedFlagError
+from dflash_sglang.errors import ConfigError, PairError, UnsupportedFlagError
 from dflash_sglang.host import flags
 from dflash_sglang.host.contract import verify_contract
 from dflash_sglang.host.flag_table import REFUSED, START_NAMES, WITHOUT_EFFECT, Flag
@@ -80,6 +80,19 @@ def test_everything_read_from_sglang_exists() -> None:
 
 def test_the_default_start_passes() -> None:
     flags.check_start(_flags(), {})
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [('{"max_width": 12}', "block size 8"), ('{"wide": 1}', "unknown key 'wide'")],
+    ids=["wider than the block", "unknown key"],
+)
+def test_settings_that_cannot_be_are_refused(content: str, told: str, tmp_path: Path) -> None:
+    file = tmp_path / "settings.json"
+    file.write_text(content)
+    given = _flags(speculative_adaptive_config=str(file), speculative_dflash_block_size=8)
+    with pytest.raises(ConfigError, match=told):
+        flags.check_start(given, {})
 
 
 @pytest.mark.parametrize("size", [2, 8, 16])
