@@ -4,9 +4,9 @@
     python -m bench.corpus --tokens 50000
 
 Both servers run side by side and take turns over the same prompts: held-out prompts, each behind a
-number of its own so that no two are alike, and every fourth one random token ids, which the drafter
-cannot guess. Answers go on past their end of text to a fixed length. Exit status 1 when one token
-differs. The environment is that of ``. launch/env.sh``.
+number of its own so that no two are alike, and every sixteenth one random token ids, which the
+drafter cannot guess. Blocks are verified whole, so that drafts of every quality are. Exit status 1
+when one token differs. The environment is that of ``. launch/env.sh``.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from tqdm import tqdm
 from dflash_sglang import zoo
 from launch.report import provenance
 from tests.e2e.asking import ask_all, greedy
-from tests.e2e.servers import TestedServer
+from tests.e2e.servers import TestedServer, settings
 
 CONCURRENCY = 32
-TURN = 128  # requests before the other server has its turn
+TURN = 512  # requests before the other server has its turn
 NEW_TOKENS = 256
 FIRST_ORDINARY_ID, VOCAB_SIZE = 16, 1024  # of the embedded tokenizer
 
@@ -58,10 +58,10 @@ def payloads(seed: int = 0) -> Iterator[dict[str, Any]]:
     texts = [prompt.text for turn in turns for prompt in turn if prompt is not None]
     for number, text in enumerate(itertools.cycle(texts)):
         prompt: str | list[int] = f"{number} {text}"
-        if number % 4 == 3:
+        if number % 16 == 15:
             ids = range(FIRST_ORDINARY_ID, VOCAB_SIZE)
             prompt = generator.choices(ids, k=generator.randint(4, 60))
-        yield greedy(prompt, NEW_TOKENS, ignore_eos=True)
+        yield greedy(prompt, NEW_TOKENS)
 
 
 def compare(wanted: int, plain: TestedServer, dflash: TestedServer) -> Totals:
@@ -113,7 +113,12 @@ def main() -> int:
         folder = Path(name)
         with (
             TestedServer(pair.verifier, log_dir=folder / "plain") as plain,
-            TestedServer(pair.verifier, pair.drafter, log_dir=folder / "dflash") as dflash,
+            TestedServer(
+                pair.verifier,
+                pair.drafter,
+                args=settings(folder / "settings.json", width="fixed"),
+                log_dir=folder / "dflash",
+            ) as dflash,
         ):
             totals = compare(given.tokens, plain, dflash)
             dflash.check_rest()
