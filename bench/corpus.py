@@ -91,7 +91,7 @@ def _added(
         totals.answers + len(pairs),
         totals.tokens + sum(len(left["output_ids"]) for left, _ in pairs),
         totals.differences + sum(a["output_ids"] != b["output_ids"] for a, b in pairs),
-        totals.verifies + sum(answer["meta_info"]["spec_verify_ct"] for answer in got),
+        totals.verifies + sum(answer["meta_info"].get("spec_verify_ct", 0) for answer in got),
         totals.plain_s + plain_s,
         totals.dflash_s + dflash_s,
     )

@@ -92,7 +92,7 @@ def measure_server(
             counted = [
                 Counted(
                     old.tokens + one["completion_tokens"] - 1,
-                    old.verifies + one["spec_verify_ct"],
+                    old.verifies + one.get("spec_verify_ct", 0),
                 )
                 for old, one in zip(counted, meta, strict=True)
             ]
