@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 from tqdm import tqdm
 
 from dflash_sglang import zoo
+from launch.comparison import choose_prompts
 from launch.report import provenance
 from tests.e2e.asking import ask_all, greedy
 from tests.e2e.servers import TestedServer, settings
@@ -54,8 +55,7 @@ class Totals(NamedTuple):
 def payloads(seed: int = 0) -> Iterator[dict[str, Any]]:
     """Requests without end."""
     generator = random.Random(seed)
-    turns = itertools.zip_longest(*zoo.prompts("moe").values())
-    texts = [prompt.text for turn in turns for prompt in turn if prompt is not None]
+    texts = [prompt.text for prompt in choose_prompts("moe")]
     for number, text in enumerate(itertools.cycle(texts)):
         prompt: str | list[int] = f"{number} {text}"
         if number % 16 == 15:

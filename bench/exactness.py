@@ -13,7 +13,6 @@ The environment is that of ``. launch/env.sh``.
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
 import random
 import sys
@@ -30,6 +29,7 @@ from tqdm import tqdm
 from dflash_sglang import zoo
 from dflash_sglang.config import WORKER_VARIABLE, WorkerChoice
 from launch.client import Client
+from launch.comparison import choose_prompts
 from launch.report import provenance
 from tests.e2e.asking import ask
 from tests.e2e.features import ARGS, FEATURES, PLAIN_ARGS, Feature, same
@@ -146,8 +146,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
 def main() -> int:
     """Run the matrix; the exit status says whether every answer of ours was plain decoding's."""
     given = parse()
-    turns = itertools.zip_longest(*zoo.prompts("moe").values())
-    texts = [prompt.text for turn in turns for prompt in turn if prompt is not None]
+    texts = [prompt.text for prompt in choose_prompts("moe")]
     begin = time.monotonic()
     rows = measure(texts[: given.prompts])
     print(table(rows))

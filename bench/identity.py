@@ -12,7 +12,6 @@ differs. The environment is that of ``. launch/env.sh``.
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
 import sys
 import tempfile
@@ -26,6 +25,7 @@ from tqdm import tqdm
 from dflash_sglang import zoo
 from launch import load
 from launch.client import Answer
+from launch.comparison import choose_prompts
 from launch.report import provenance
 from tests.e2e.configurations import Configuration, Drafter, Retraction
 from tests.e2e.servers import TestedServer, serve
@@ -140,8 +140,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
 def main() -> int:
     """Run the matrix; the exit status says whether every answer was identical."""
     given = parse()
-    turns = itertools.zip_longest(*zoo.prompts("moe").values())
-    texts = [prompt.text for turn in turns for prompt in turn if prompt is not None]
+    texts = [prompt.text for prompt in choose_prompts("moe")]
     prompts = texts[: QUICK_PROMPTS if given.quick else given.prompts]
     begin = time.monotonic()
     rows = measure(QUICK if given.quick else MATRIX, given.concurrency, prompts)

@@ -11,7 +11,6 @@ tokens/s the median of the rounds. The environment is that of ``. launch/env.sh`
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
 import math
 import statistics
@@ -25,6 +24,7 @@ from typing import Any, NamedTuple
 from tqdm import tqdm
 
 from dflash_sglang import zoo
+from launch.comparison import choose_prompts
 from launch.report import provenance
 from tests.e2e.asking import ask_all, greedy
 from tests.e2e.servers import TestedServer, settings
@@ -150,8 +150,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
 def main() -> int:
     """Measure every rule."""
     given = parse()
-    turns = itertools.zip_longest(*zoo.prompts("moe").values())
-    texts = [prompt.text for turn in turns for prompt in turn if prompt is not None]
+    texts = [prompt.text for prompt in choose_prompts("moe")]
     rows = measure(texts[: given.prompts], given.rounds)
     if given.json is not None:
         arguments = {"prompts": given.prompts, "rounds": given.rounds, "concurrency": CONCURRENCY}

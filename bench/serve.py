@@ -26,6 +26,7 @@ from tqdm import tqdm
 from bench import serve_latency, serve_switch
 from dflash_sglang import cpu, zoo
 from launch import load
+from launch.comparison import choose_prompts
 from launch.report import provenance
 from launch.serving import Server
 from tests.e2e import checkpoints
@@ -85,8 +86,7 @@ class Row(NamedTuple):
 
 def workloads() -> list[Workload]:
     """What is measured."""
-    turns = zip(*zoo.prompts("moe").values(), strict=True)
-    mixed = [prompt.text for turn in turns for prompt in turn][:36]
+    mixed = [prompt.text for prompt in choose_prompts("moe", 36)]
     low = [prompt.text for family in LOW for prompt in zoo.prompts("moe")[family]][:32]
     trained = [mode for mode in MODES if mode.drafter != RANDOM]
     ours = [mode for mode in trained if mode.mode != "builtin"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from typing import Any
 
-from dflash_sglang import zoo
+from launch.comparison import choose_prompts
 from launch.serving import Server
 from tests.e2e.asking import ask_all, greedy
 
@@ -19,8 +19,7 @@ def measure(plain: Server, ours: Server, rounds: int) -> dict[str, Any]:
 
     The same requests, sent in the same order; of each the median of the rounds.
     """
-    turns = zip(*zoo.prompts("moe").values(), strict=True)
-    texts = [prompt.text for turn in turns for prompt in turn][:REQUESTS]
+    texts = [prompt.text for prompt in choose_prompts("moe", REQUESTS)]
     payloads = [greedy(text, NEW_TOKENS) for text in texts]
     seconds: dict[str, list[float]] = {}
     for name, server in (("plain", plain), ("dflash", ours)):

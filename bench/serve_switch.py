@@ -9,7 +9,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dflash_sglang import zoo
+from launch.comparison import choose_prompts
 from launch.serving import Server
 from tests.e2e.asking import ask_all, greedy
 
@@ -24,8 +24,7 @@ DOMINANT = 0.6
 def thirds(seed: int = 0) -> list[list[dict[str, Any]]]:
     """Requests: held-out prompts, random token ids, held-out prompts."""
     generator = random.Random(seed)
-    turns = zip(*zoo.prompts("moe").values(), strict=True)
-    texts = [prompt.text for turn in turns for prompt in turn]
+    texts = [prompt.text for prompt in choose_prompts("moe")]
     good, better = texts[:PROMPTS], texts[PROMPTS : 2 * PROMPTS]
     bad = [generator.choices(range(16, 1024), k=24) for _ in range(PROMPTS)]
     return [

@@ -53,8 +53,8 @@ class ComparisonError(RuntimeError):
     """The comparison could not be made; the message says why."""
 
 
-def choose_prompts(model: str, count: int) -> list[zoo.Prompt]:
-    """The first `count` held-out prompts, the families in turn."""
+def choose_prompts(model: str, count: int | None = None) -> list[zoo.Prompt]:
+    """The first `count` held-out prompts (None: all), the families in turn."""
     turns = itertools.zip_longest(*zoo.prompts(model).values())
     return [prompt for turn in turns for prompt in turn if prompt is not None][:count]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -11,6 +10,7 @@ import pytest
 from dflash_sglang import zoo
 from launch import load
 from launch.client import Answer
+from launch.comparison import choose_prompts
 from tests.e2e.servers import TestedServer, settings
 
 MAX_NEW_TOKENS = 96
@@ -33,9 +33,7 @@ class Reference(NamedTuple):
 @pytest.fixture(scope="session")
 def prompts() -> list[str]:
     """Held-out prompts, the families in turn."""
-    turns = itertools.zip_longest(*zoo.prompts("moe").values())
-    texts = [prompt.text for turn in turns for prompt in turn if prompt is not None]
-    return texts[:NUM_PROMPTS]
+    return [prompt.text for prompt in choose_prompts("moe", NUM_PROMPTS)]
 
 
 @pytest.fixture(scope="session")
