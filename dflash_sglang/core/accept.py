@@ -56,21 +56,6 @@ def match(
     return accept_match(draft_ids, target_ids, prefix_lens, limit=limit, also=also)
 
 
-def reject(
-    rule: Rule,
-    draft_ids: Tensor,
-    proposal: Proposal,
-    target_probs: Tensor,
-    uniforms: Tensor,
-    prefix_lens: Tensor,
-    *,
-    limit: Tensor | None = None,
-) -> Acceptance:
-    """Accept sampled drafts by `rule`, which is not MATCH; arguments as in `block_verify`."""
-    rejection = block_verify if rule is Rule.BLOCK else token_wise
-    return rejection(draft_ids, proposal, target_probs, uniforms, prefix_lens, limit=limit)
-
-
 def token_wise(
     draft_ids: Tensor,
     proposal: Proposal,
@@ -96,6 +81,10 @@ def token_wise(
     whole = torch.ones_like(target_probs[:, 0, 0])
     weights = bonus_weights(proposal, target_probs, accept_len, whole, last)
     return commit(draft_ids, accept_len, draw(weights, uniforms[:, -1]), prefix_lens)
+
+
+# The rules for sampled drafts; arguments and result of each are those of `block_verify`.
+REJECTIONS = {Rule.TOKEN_WISE: token_wise, Rule.BLOCK: block_verify}
 
 
 def relaxed(

@@ -75,8 +75,7 @@ class Acceptor:
         probs = self._sampler.probs(logits, batch, draft.ids.shape)
         bs, width = draft.ids.shape
         uniforms = self.uniforms(bs, width, logits.device)
-        rejected = accept.reject(
-            self._rule,
+        rejected = accept.REJECTIONS[self._rule](
             draft.ids,
             draft.proposal,
             probs,

@@ -148,7 +148,9 @@ def outcomes(rule: Rule, block: Block, limit: int | None) -> Iterator[tuple[Sequ
     def apply(uniforms: list[float]) -> Acceptance:
         drawn = torch.tensor([uniforms], dtype=torch.float64)
         prefix = torch.tensor([7])
-        return accept.reject(rule, draft_ids, proposal, target_probs, drawn, prefix, limit=given)
+        return accept.REJECTIONS[rule](
+            draft_ids, proposal, target_probs, drawn, prefix, limit=given
+        )
 
     for corner in product(*map(cells, keep)):
         decided = [point for point, _ in corner]
@@ -173,10 +175,7 @@ def law_of(
     return completed(iter(runs), law, length), sum(len(run) * weight for run, weight in runs)
 
 
-REJECTIONS = (Rule.TOKEN_WISE, Rule.BLOCK)
-
-
-@pytest.mark.parametrize("rule", REJECTIONS, ids=lambda rule: rule.name)
+@pytest.mark.parametrize("rule", accept.REJECTIONS, ids=lambda rule: rule.name)
 @pytest.mark.parametrize("top_k", [1, 2, 3])
 @pytest.mark.parametrize("width", [1, 2, 3, 4])
 def test_sampled_drafts_keep_the_verifiers_law(rule: Rule, top_k: int, width: int) -> None:
@@ -186,7 +185,7 @@ def test_sampled_drafts_keep_the_verifiers_law(rule: Rule, top_k: int, width: in
         assert distance(got, joint(law, width)) < ROUNDING
 
 
-@pytest.mark.parametrize("rule", REJECTIONS, ids=lambda rule: rule.name)
+@pytest.mark.parametrize("rule", accept.REJECTIONS, ids=lambda rule: rule.name)
 @pytest.mark.parametrize("limit", [0, 1, 2, 9])
 def test_a_limit_keeps_the_law_and_shortens_the_run(rule: Rule, limit: int) -> None:
     law, proposal = random_law(4, 5), make_proposal(4, 3, 6)
@@ -195,7 +194,7 @@ def test_a_limit_keeps_the_law_and_shortens_the_run(rule: Rule, limit: int) -> N
     assert mean <= limit + 1 + ROUNDING
 
 
-@pytest.mark.parametrize("rule", REJECTIONS, ids=lambda rule: rule.name)
+@pytest.mark.parametrize("rule", accept.REJECTIONS, ids=lambda rule: rule.name)
 def test_drafts_from_the_verifiers_own_law_are_all_accepted(rule: Rule) -> None:
     # One position: there the proposal can equal the law, where both rules divide 0 by 0.
     law = random_law(2, 8)
