@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import torch
 from dflash_kernels.accept_match import Acceptance
-from sglang.srt.runtime_context import get_schedule
+from sglang.srt.runtime_context import get_exec, get_schedule
 
 from dflash_sglang.host.stop_ids import stop_ids
 
@@ -30,13 +30,15 @@ def may_run_on(batch: ScheduleBatch) -> bool:
 
     Not under overlap, where the host must not wait and hides its work already; and not where a
     token's rules need what the host has made of the one before: grammars, custom logit processors,
-    log-probabilities.
+    log-probabilities; nor where a pass hands over more than its tokens, as routed experts.
     """
+    features = get_exec().features
     return (
         get_schedule().disable_overlap_schedule
         and not batch.has_grammar
         and not batch.return_logprob
         and not batch.sampling_info.has_custom_logit_processor
+        and not (features.enable_return_routed_experts or features.enable_return_indexer_topk)
     )
 
 

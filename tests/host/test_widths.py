@@ -55,6 +55,9 @@ class Clock:
 def overlap(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     schedule = SimpleNamespace(disable_overlap_schedule=False)
     monkeypatch.setattr(plain_run, "get_schedule", lambda: schedule)
+    features = SimpleNamespace(enable_return_routed_experts=False, enable_return_indexer_topk=False)
+    monkeypatch.setattr(plain_run, "get_exec", lambda: SimpleNamespace(features=features))
+    schedule.features = features
     return schedule
 
 
@@ -157,13 +160,16 @@ def test_a_request_past_the_drafters_range_does_not_count_as_rejecting(controlle
 def test_width_one_runs_on_only_without_overlap(
     controller: Widths, overlap: SimpleNamespace
 ) -> None:
-    started(controller, 1, 1, 1, 4)
+    started(controller, 1, 1, 1, 1, 4)
     assert controller.choose(batch_of("a")).passes == 1
     overlap.disable_overlap_schedule = True
     assert controller.choose(batch_of("a")).passes == plain_run.PASSES
     held = batch_of("a")
     held.has_grammar = True
     assert controller.choose(held).passes == 1
+    overlap.features.enable_return_routed_experts = True  # a pass's experts would be lost
+    assert controller.choose(batch_of("a")).passes == 1
+    overlap.features.enable_return_routed_experts = False
     assert controller.choose(batch_of("a")).passes == 1  # width 4
 
 
