@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from bench.width_traces import BLOCK_SIZE
 from dflash_sglang.core.width import CostTable
 from dflash_sglang.core.width.cost import interpolate
 
@@ -28,7 +29,7 @@ NO_SNAPSHOTS = {
     12: (5.72, 9.03, 12.91, 15.75, 17.00, 18.18, 20.47, 25.06),
     16: (6.95, 10.62, 14.23, 16.25, 17.12, 18.37, 20.86, 25.83),
 }
-# A draft pass over blocks of 16.
+# A draft pass over blocks of 16; narrower ones cost as much as so many tokens of wider ones.
 DRAFT = (0.47, 0.48, 0.50, 0.53, 0.64, 1.27, 2.55, 5.09)
 # Fitted to the model card's tokens/s on a B200: what a step takes beyond the roofline.
 HOST = 3.4
@@ -47,15 +48,22 @@ class Server(NamedTuple):
         column = [interpolate(BATCH_SIZES, self.verify[w], batch_size) for w in widths]
         return interpolate(widths, column, width) / 1e3
 
-    def seconds(self, batch_size: int, width: int) -> float:
-        """A whole step."""
-        draft = interpolate(BATCH_SIZES, DRAFT, batch_size) / 1e3 if width > 1 else 0.0
-        return self.verify_seconds(batch_size, width) + draft + self.host / 1e3
+    def draft_seconds(self, batch_size: int, width: int) -> float:
+        """A draft pass alone; at width 1 there is none."""
+        if width == 1:
+            return 0.0
+        return interpolate(BATCH_SIZES, DRAFT, batch_size * width / BLOCK_SIZE) / 1e3
+
+    def seconds(self, batch_size: int, width: int, verified: int | None = None) -> float:
+        """A whole step that drafts `width` tokens and verifies as many, or `verified` of them."""
+        verify = self.verify_seconds(batch_size, width if verified is None else verified)
+        return verify + self.draft_seconds(batch_size, width) + self.host / 1e3
 
     def measured(self, widths: Sequence[int]) -> CostTable:
         """What measuring at start would give a policy: the passes, without host time."""
         verify = {(b, w): self.verify_seconds(b, w) for b in BATCH_SIZES for w in widths}
-        return CostTable({b: t / 1e3 for b, t in zip(BATCH_SIZES, DRAFT, strict=True)}, verify)
+        draft = {(b, w): self.draft_seconds(b, w) for b in BATCH_SIZES for w in widths if w > 1}
+        return CostTable(draft, verify)
 
 
 SERVERS = (

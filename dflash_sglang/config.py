@@ -86,6 +86,7 @@ class Settings:
     half_life: float = _WIDTH.half_life
     hysteresis: float = _WIDTH.hysteresis
     explore_share: float = _WIDTH.explore_share
+    confident_batch: int = _WIDTH.confident_batch
     draft_temperature: float = 0.3  # of sampled drafts, above 0; measured in docs/exactness.md
     draft_top_k: int = 16  # tokens a sampled draft is drawn from, 1 .. MAX_TOP_K
     ops: str = OpsChoice.TRITON.value  # on CUDA; elsewhere it is always the reference
@@ -105,6 +106,7 @@ class Settings:
             half_life=self.half_life,
             hysteresis=self.hysteresis,
             explore_share=self.explore_share,
+            confident_batch=self.confident_batch,
         )
         chosen.ladder(block_size)
         return chosen
@@ -184,6 +186,7 @@ _VALUES: dict[str, tuple[str, Callable[[object], bool]]] = {
     "half_life": ("a number of steps above 0", lambda value: _is_number(value, 0, 1e9)),
     "hysteresis": ("0 or a share", lambda value: value == 0 or _is_number(value, 0, 1)),
     "explore_share": ("a share above 0", lambda value: _is_number(value, 0, 0.5)),
+    "confident_batch": ("an integer from 0 on", lambda value: _is_int(value, 0, 1024)),
     "draft_temperature": (
         "a number above 0 and at most 10",
         lambda value: _is_number(value, 0, 10),

@@ -47,24 +47,26 @@ class Calibration:
 
     @torch.inference_mode()
     def measure(self, widths: Sequence[int], max_batch_size: int) -> CostTable:
-        """Seconds of a draft pass, and of a verify pass at every width, by batch size.
+        """Seconds of a draft and of a verify pass by batch size and width.
 
         Args:
             widths: to be measured.
             max_batch_size: the largest batch that will be served.
         """
-        draft: dict[int, float] = {}
+        draft: dict[tuple[int, int], float] = {}
         verify: dict[tuple[int, int], float] = {}
         smaller = (size for size in BATCH_SIZES if size < max_batch_size)
         for batch_size in (*smaller, max_batch_size):
-            batch, block = self._batch(batch_size), self._block(batch_size)
-            plan = self._plan(batch, block)
-            draft[batch_size] = self._seconds(partial(self._drafter.candidates, batch, block, plan))
+            batch, whole = self._batch(batch_size), self._block(batch_size)
             for width in widths:
+                block = narrow_block(whole, width)
+                plan = self._plan(batch, block)
+                if width > 1:
+                    draft[batch_size, width] = self._seconds(
+                        partial(self._drafter.candidates, batch, block, plan)
+                    )
                 self._runners.activate(width)
-                verify[batch_size, width] = self._seconds(
-                    partial(self._verify, batch, narrow_block(block, width), plan)
-                )
+                verify[batch_size, width] = self._seconds(partial(self._verify, batch, block, plan))
         self._runners.restore()
         return CostTable(draft, verify)
 
@@ -95,7 +97,7 @@ class Calibration:
             seq_lens=batch.seq_lens,
             seq_lens_cpu=batch.seq_lens_cpu,
             write_virtual=block.slots.view(-1),
-            read_extent=self._block_size,
+            read_extent=block.ids.shape[1],
         )
 
     def _verify(self, batch: Any, block: Block, plan: KVLocPlan) -> None:
@@ -122,7 +124,7 @@ class Calibration:
             global_num_token_non_padded_cpu=bs * width,
             can_run_decode_cuda_graph=True,
         )
-        plan.bind(forward_batch, self._runner.kv_index_translator, cols=slice(0, width))
+        plan.bind(forward_batch, self._runner.kv_index_translator)
         self._runner.forward(forward_batch)
 
     def _seconds(self, run: Callable[[], object]) -> float:

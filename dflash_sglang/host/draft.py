@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Collection
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from dflash_kernels.block_verify import Proposal
@@ -19,19 +20,22 @@ from sglang.srt.speculative.draft_worker_common import (
     make_draft_sampler_capture_hook,
 )
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
-from sglang.srt.speculative.spec_utils import draft_tp_context
+from sglang.srt.speculative.spec_utils import draft_pp_context, draft_tp_context
 from torch import Tensor
 
 from dflash_sglang.core.sampled_draft import Candidates, sample_drafts
 from dflash_sglang.host.draft_state import host_block_lens
 from dflash_sglang.host.draft_tail import DraftTail
 from dflash_sglang.host.draft_window import DraftWindow
+from dflash_sglang.host.width_runners import WidthRunners
 
 if TYPE_CHECKING:
     from sglang.srt.configs.draft_parallel import DraftParallelLayout
     from sglang.srt.managers.schedule_batch import ScheduleBatch
+    from sglang.srt.managers.tp_worker import TpModelWorker
     from sglang.srt.mem_cache.kv_loc_plan import KVLocPlan
     from sglang.srt.model_executor.model_runner import ModelRunner
+    from sglang.srt.speculative.dflash_info import DFlashVerifyInput
 
 
 class DraftSampling(NamedTuple):
@@ -41,20 +45,25 @@ class DraftSampling(NamedTuple):
     top_k: int  # tokens a position is drawn from
 
 
+class BlockShape(NamedTuple):
+    """What drafting blocks of one width takes."""
+
+    tail: DraftTail
+    spec_info: DFlashVerifyInput
+
+
 class Draft(NamedTuple):
     """One drafted block a request."""
 
-    ids: Tensor  # [bs, block_size] int64, column 0 the anchor
+    ids: Tensor  # [bs, width] int64, column 0 the anchor
     proposal: Proposal | None  # what the drafts were drawn from; None: each is the most likely one
+    # [bs, width - 1] float32, the drafter's probability of each, if it was asked.
+    confidences: Tensor | None = None
 
     def narrow(self, width: int) -> Draft:
-        """The first `width` columns."""
-        if width == self.ids.shape[1]:
-            return self
-        proposal = self.proposal
-        if proposal is not None:
-            proposal = Proposal(*(columns[:, : width - 1] for columns in proposal))
-        return Draft(self.ids[:, :width].contiguous(), proposal)
+        """The first `width` columns of drafts that were not drawn."""
+        assert self.proposal is None
+        return Draft(self.ids[:, :width].contiguous(), None)
 
 
 class Drafter:
@@ -66,7 +75,7 @@ class Drafter:
         target_runner: ModelRunner,
         draft_runner: ModelRunner,
         layout: DraftParallelLayout,
-        block_size: int,
+        widths: Collection[int],
         max_batch_size: int,
         window: DraftWindow | None,
         mask_embedding: Tensor | None,
@@ -75,7 +84,6 @@ class Drafter:
         self._target_model = target_runner.model
         self._runner = draft_runner
         self._layout = layout
-        self._block_size = block_size
         self._window = window
         self._mask_embedding = mask_embedding
         self._embed_tokens = unwrap_lora_layer(self._target_model.get_input_embeddings())
@@ -84,51 +92,89 @@ class Drafter:
         lm_head = unwrap_lora_layer(self._target_model.lm_head)
         self._sampling = sampling
         top_k = 1 if sampling is None else sampling.top_k
-        self._tail = DraftTail(lm_head, block_size, max_batch_size, top_k)
-        self._spec_info = make_draft_block_spec_info(
-            draft_token_num=block_size, device=draft_runner.device
-        )
+        self._shapes = {
+            width: BlockShape(
+                DraftTail(lm_head, width, max_batch_size, top_k),
+                make_draft_block_spec_info(draft_token_num=width, device=draft_runner.device),
+            )
+            for width in widths
+        }
+        self._width = max(widths)  # of the graph that is captured, or the pass that runs
+        self._runners = WidthRunners(draft_runner, tuple(widths), self._prepare)
 
-    def capture_tail(self) -> None:
-        """Fold the head and the argmax into the draft CUDA graph; call before capture."""
-        self._runner.capture_tail_hooks.append(make_draft_sampler_capture_hook(self._tail))
+    def init_graphs(self, draft_worker: TpModelWorker, *, capture: bool) -> None:
+        """Make the draft pass of every width ready to run.
+
+        Args:
+            draft_worker: that has the drafter's attention backend for whole blocks.
+            capture: whether to capture CUDA graphs, with the head and the argmax in them.
+        """
+        if capture:
+            self._runner.capture_tail_hooks.append(make_draft_sampler_capture_hook(self._tail))
+        with draft_pp_context(), draft_tp_context(self._layout):
+            draft_worker.init_cuda_graphs(capture_decode_cuda_graph=capture)
+            self._runners.build(capture=capture)
+
+    def attn_backends(self) -> tuple[Any, ...]:
+        """All attention backends of the drafter."""
+        return self._runners.backends()
+
+    def _prepare(self, width: int) -> None:
+        self._width = width
+        # Convolutions along the block, where a drafter has them, are as long as the block.
+        self._runner.model.set_block_size(width)
+
+    def _tail(self, hidden: Tensor, input_ids: Tensor | None = None) -> None:
+        self._shapes[self._width].tail(hidden, input_ids)
 
     @torch.inference_mode()
     def propose(
-        self, batch: ScheduleBatch, block: Block, plan: KVLocPlan, uniforms: Tensor | None
+        self,
+        batch: ScheduleBatch,
+        block: Block,
+        plan: KVLocPlan,
+        uniforms: Tensor | None,
+        *,
+        confident: bool,
     ) -> Draft:
         """Draft one block per request.
 
         Args:
             batch: the decode batch; `seq_lens` are the committed lengths.
-            block: ids, positions and slots of the block.
+            block: ids, positions and slots of the block, of one of the widths.
             plan: the step's slot ids, shared with the verify.
-            uniforms: [bs, block_size - 1] float32 in [0, 1) to draw sampled drafts by; None to take
-                the most likely token at every position.
+            uniforms: [bs, width - 1] float32 in [0, 1) to draw sampled drafts by; None to take the
+                most likely token at every position.
+            confident: whether the drafter's confidences are wanted; not of drawn drafts.
         """
-        candidates = self.candidates(batch, block, plan)
-        drafted, proposal = candidates.ids[..., 0], None
+        candidates = self.candidates(batch, block, plan, confident=confident)
+        drafted, proposal, confidences = candidates.ids[..., 0], None, None
+        if confident and candidates.lse is not None:
+            confidences = torch.exp(candidates.logits[..., 0] - candidates.lse)
         if uniforms is not None and self._sampling is not None:
             greedy = batch.sampling_info.top_ks <= 1
             drafted, proposal = sample_drafts(
                 candidates, self._sampling.temperature, uniforms, greedy
             )
-        return Draft(torch.cat([block.ids[:, :1], drafted], dim=1), proposal)
+        return Draft(torch.cat([block.ids[:, :1], drafted], dim=1), proposal, confidences)
 
-    def candidates(self, batch: ScheduleBatch, block: Block, plan: KVLocPlan) -> Candidates:
+    def candidates(
+        self, batch: ScheduleBatch, block: Block, plan: KVLocPlan, *, confident: bool = False
+    ) -> Candidates:
         """The drafter's most likely tokens; arguments as in `propose`."""
+        bs, width = block.ids.shape
+        tail = self._shapes[width].tail
+        self._runners.activate(width)
         forward_batch = self._forward_batch(batch, block, plan)
         with draft_tp_context(self._layout):
             output = self._runner.forward(forward_batch)
             if not output.can_run_graph:
-                return self._tail.top(output.logits_output.hidden_states)
-        ids, logits = self._tail.out
-        bs = block.ids.shape[0]
-        return Candidates(ids[:bs], logits[:bs])
+                return tail.top(output.logits_output.hidden_states, normaliser=confident)
+        return tail.kept(bs)
 
     def _embed(self, ids: Tensor) -> Tensor:
-        """Embeddings of the block [bs * block_size, hidden], by the verifier's table."""
-        embeddings = self._embed_tokens(ids)  # [bs, block_size, hidden]
+        """Embeddings of the block [bs * width, hidden], by the verifier's table."""
+        embeddings = self._embed_tokens(ids)  # [bs, width, hidden]
         if self._mask_embedding is not None:
             # Trained for the drafter alone: the verifier's table keeps its own row.
             embeddings[:, 1:] = self._mask_embedding
@@ -137,17 +183,17 @@ class Drafter:
         return embeddings.view(-1, embeddings.shape[-1])
 
     def _forward_batch(self, batch: ScheduleBatch, block: Block, plan: KVLocPlan) -> ForwardBatch:
-        bs, num_tokens = block.ids.shape[0], block.ids.numel()
+        (bs, width), num_tokens = block.ids.shape, block.ids.numel()
         seq_lens = batch.seq_lens
-        seq_lens_cpu = host_block_lens(batch, self._block_size).to(torch.int32)
+        seq_lens_cpu = host_block_lens(batch, width).to(torch.int32)
         translator = self._runner.kv_index_translator
         if self._window is not None:
-            seq_lens, seq_lens_cpu = self._window.rebuild(batch, seq_lens_cpu)
+            seq_lens, seq_lens_cpu = self._window.rebuild(batch, seq_lens_cpu, width)
             plan = plan.reads_from(
                 translator,
                 seq_lens=seq_lens,
                 seq_lens_cpu=seq_lens_cpu,
-                read_extent=self._block_size,
+                read_extent=width,
             )
         forward_batch = ForwardBatch(
             forward_mode=ForwardMode.TARGET_VERIFY,
@@ -161,7 +207,7 @@ class Drafter:
             positions=block.positions.view(-1),
             input_embeds=self._embed(block.ids),
             spec_algorithm=SpeculativeAlgorithm.DFLASH,
-            spec_info=self._spec_info,
+            spec_info=self._shapes[width].spec_info,
             capture_hidden_mode=CaptureHiddenMode.NULL,
             num_token_non_padded=(
                 torch.full((), num_tokens, dtype=torch.int32, device=block.ids.device)

@@ -14,8 +14,8 @@ from dflash_sglang.core.sampled_draft import Candidates
 class DraftTail:
     """Verifier head over the drafter's hidden states: the most likely tokens of every position.
 
-    Called by the draft CUDA graph through SGLang's capture-tail hook, it leaves them in `out`,
-    whose addresses the graph keeps; without a graph the worker calls `top` itself.
+    Called by the draft CUDA graph through SGLang's capture-tail hook, it keeps them (`kept`) where
+    the graph puts them; without a graph the worker calls `top` itself.
     """
 
     def __init__(self, lm_head: Any, block_size: int, max_batch_size: int, top_k: int) -> None:
@@ -29,21 +29,28 @@ class DraftTail:
         self._first_id: int = shard.org_vocab_start_index
         device = next(lm_head.parameters()).device
         shape = (max_batch_size, block_size - 1, top_k)
-        self.out = Candidates(
-            ids=torch.zeros(shape, dtype=torch.int64, device=device),
-            logits=torch.zeros(shape, dtype=torch.float32, device=device),
+        self._buffers = (
+            torch.zeros(shape, dtype=torch.int64, device=device),
+            torch.zeros(shape, dtype=torch.float32, device=device),
+            torch.zeros(shape[:2], dtype=torch.float32, device=device),
         )
 
     def __call__(self, hidden: Tensor, input_ids: Tensor | None = None) -> None:
-        """Write the candidates of `hidden` to `out`; the signature is the capture-tail hook's."""
-        for buffer, values in zip(self.out, self.top(hidden), strict=True):
+        """Keep the candidates of `hidden`; the signature is the capture-tail hook's."""
+        for buffer, values in zip(self._buffers, self.top(hidden, normaliser=True), strict=True):
+            assert values is not None
             buffer[: values.shape[0]].copy_(values)
 
-    def top(self, hidden: Tensor) -> Candidates:
+    def kept(self, bs: int) -> Candidates:
+        """What the last replay left for the first `bs` requests."""
+        return Candidates(*(buffer[:bs] for buffer in self._buffers))
+
+    def top(self, hidden: Tensor, *, normaliser: bool) -> Candidates:
         """Most likely tokens of every position after the anchor.
 
         Args:
             hidden: [bs * block_size, hidden] drafter output after its final norm.
+            normaliser: whether the candidates' `lse` is wanted.
 
         Returns:
             K = top_k candidates. With K = 1 ties go to the smallest id, on any number of ranks.
@@ -52,14 +59,21 @@ class DraftTail:
         drafted = blocks[:, 1:].reshape(-1, hidden.shape[-1])
         logits = self._head.quant_method.apply(self._head, drafted, None)[:, : self._num_ids]
         values, ids = _top(logits, self._top_k)
+        lse = logits.logsumexp(dim=1, keepdim=True) if normaliser else None
         if self._tp_group.world_size > 1:
             # Ranks hold ascending id ranges, so a tie goes to the smallest id here as well.
             all_values = self._tp_group.all_gather(values, dim=1)
             all_ids = self._tp_group.all_gather(ids + self._first_id, dim=1)
             values, index = _top(all_values, self._top_k)
             ids = all_ids.gather(1, index)
+            if lse is not None:
+                lse = self._tp_group.all_gather(lse, dim=1).logsumexp(dim=1)
         shape = (len(blocks), self._block_size - 1, self._top_k)
-        return Candidates(ids.view(shape), values.to(torch.float32).view(shape))
+        return Candidates(
+            ids.view(shape),
+            values.to(torch.float32).view(shape),
+            None if lse is None else lse.to(torch.float32).view(shape[:2]),
+        )
 
 
 def _top(values: Tensor, top_k: int) -> tuple[Tensor, Tensor]:

@@ -26,21 +26,23 @@ class DraftWindow:
     def __init__(self, window_size: int, page_size: int, block_size: int) -> None:
         self._window_size = window_size
         self._page_size = page_size
-        self._block_size = block_size
-        # Longest row: window, what rounding to a page adds, and the block.
-        self._num_columns = window_size + page_size - 1 + block_size
+        self._longest_prefix = window_size + page_size - 1  # with what rounding to a page adds
+        self._num_columns = self._longest_prefix + block_size
 
     def bind(self, target_pool: ReqToTokenPool, draft_pool: ReqToTokenPool) -> None:
         """Set the tables; they exist only once the pools are allocated."""
         self._target_table: Tensor = target_pool.req_to_token
         self._draft_table: Tensor = draft_pool.req_to_token
 
-    def rebuild(self, batch: ScheduleBatch, seq_lens_cpu: Tensor) -> tuple[Tensor, Tensor]:
+    def rebuild(
+        self, batch: ScheduleBatch, seq_lens_cpu: Tensor, width: int
+    ) -> tuple[Tensor, Tensor]:
         """Write the drafter's rows for this step.
 
         Args:
             batch: `seq_lens` are the committed lengths, [bs] int64.
             seq_lens_cpu: [bs] int32, host bound of prefix plus block.
+            width: tokens of the block, at most the block size.
 
         Returns:
             The prefix lengths the drafter sees [bs] int64, and a host bound of them plus the block.
@@ -52,6 +54,6 @@ class DraftWindow:
         # The verifier's row already holds the block's slots; columns past them are never read.
         source = (start[:, None] + columns).clamp(max=self._target_table.shape[1] - 1)
         rows = batch.req_pool_indices[:, None]
-        width = min(self._num_columns, self._draft_table.shape[1])
-        self._draft_table[rows, columns[None, :width]] = self._target_table[rows, source[:, :width]]
-        return prefix - start, seq_lens_cpu.clamp(max=self._num_columns)
+        kept = min(self._num_columns, self._draft_table.shape[1])
+        self._draft_table[rows, columns[None, :kept]] = self._target_table[rows, source[:, :kept]]
+        return prefix - start, seq_lens_cpu.clamp(max=self._longest_prefix + width)

@@ -1,7 +1,8 @@
-"""What the verifier needs for each verify width: an attention backend, and its CUDA graphs."""
+"""What a model needs for each width of a block: an attention backend, and its CUDA graphs."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sglang.srt.model_executor.runner import DecodeCudaGraphRunner
@@ -14,14 +15,14 @@ _SOURCE = "dflash_sglang.width"
 
 
 class Runner(NamedTuple):
-    """One width's share of the verifier's model runner."""
+    """One width's share of a model runner."""
 
     attn_backend: Any
     graph_runner: Any  # None where nothing is captured
 
 
 class WidthRunners:
-    """Switches the verifier's model runner between widths.
+    """Switches a model runner, the verifier's or the drafter's, between widths.
 
     A backend keeps its metadata by batch size, for one number of tokens a request; so do captured
     graphs. Everything else of the model runner is shared.
@@ -30,8 +31,21 @@ class WidthRunners:
         sglang/srt/speculative/eagle_worker_v2.py builds the same pair for its numbers of steps.
     """
 
-    def __init__(self, model_runner: ModelRunner, widths: tuple[int, ...]) -> None:
+    def __init__(
+        self,
+        model_runner: ModelRunner,
+        widths: tuple[int, ...],
+        on_activate: Callable[[int], None] = lambda width: None,
+    ) -> None:
+        """Nothing is built yet.
+
+        Args:
+            model_runner: the model's.
+            widths: tokens of a request in a pass, the anchor counted.
+            on_activate: called with a width before its graphs are captured, and its passes run.
+        """
         self._model_runner = model_runner
+        self._on_activate = on_activate
         self._widths = widths
         self._runners: dict[int, Runner] = {}
         self._block_size = get_spec().speculative_num_draft_tokens
@@ -49,6 +63,7 @@ class WidthRunners:
 
     def _build_one(self, width: int, *, capture: bool) -> Runner:
         get_context().override(_SOURCE, speculative_num_draft_tokens=width)
+        self._on_activate(width)
         runner = self._model_runner
         backend = runner._get_attention_backend(init_new_workspace=True)
         if not capture:
@@ -59,7 +74,7 @@ class WidthRunners:
         return Runner(backend, graphs)
 
     def backends(self) -> tuple[Any, ...]:
-        """All attention backends of the verifier."""
+        """All attention backends."""
         return tuple(runner.attn_backend for runner in self._runners.values())
 
     def restore(self) -> None:
@@ -67,7 +82,8 @@ class WidthRunners:
         self.activate(self._block_size)
 
     def activate(self, width: int) -> None:
-        """Let the next verify run at this width."""
+        """Let the next pass run at this width."""
+        self._on_activate(width)
         backend, graphs = self._runners[width]
         self._model_runner.attn_backend = backend
         self._model_runner.decode_cuda_graph_runner = graphs

@@ -1,4 +1,4 @@
-"""The verify width of each step: asks the policy, and tells it what became of the step."""
+"""The width of each step: asks the policy, and tells it what became of the step."""
 
 from __future__ import annotations
 
@@ -9,8 +9,15 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from sglang.srt.runtime_context import get_parallel
+from torch import Tensor
 
-from dflash_sglang.core.width import CostTable, ObservedStep, WidthPolicy, WidthSettings
+from dflash_sglang.core.width import (
+    CostTable,
+    ObservedStep,
+    RunningMedian,
+    WidthPolicy,
+    WidthSettings,
+)
 from dflash_sglang.host.limits import DraftLimits
 from dflash_sglang.host.plain_run import PASSES, may_run_on
 from dflash_sglang.host.step_clock import Mark, StepClock
@@ -22,8 +29,9 @@ if TYPE_CHECKING:
 class Choice(NamedTuple):
     """How a decode step is to run."""
 
-    width: int  # verified tokens of each request
-    passes: int  # above 1 only at width 1: so many one after another, at most
+    width: int  # drafted tokens of each request, the anchor counted
+    passes: int = 1  # above 1 only at width 1: so many one after another, at most
+    confident: bool = False  # whether `narrow` wants the drafter's confidences
 
 
 @dataclass
@@ -34,8 +42,11 @@ class Step:
     width: int
     begin: Mark
     passes: int = 1
+    done: Mark | None = None  # its passes have run
     end: Mark | None = None  # beginning of the next decode step
     disturbed: bool = False  # something else ran in between
+    verified: int | None = None  # tokens verified of each request; None: all that were drafted
+    confidences: Sequence[Sequence[float]] | None = None
     accept_lens: Sequence[int] | None = None  # None until the host knows them
 
 
@@ -59,6 +70,7 @@ class Widths:
         self._policy: WidthPolicy | None = None
         self._tp_group = get_parallel().tp_group
         self._chosen: Counter[int] = Counter()
+        self._between = RunningMedian()  # seconds from a step's passes to the next step
 
     @property
     def adaptive(self) -> bool:
@@ -73,13 +85,34 @@ class Widths:
         """How the step that is about to run does so."""
         width = self.ladder[-1] if self._policy is None else self._choose(self._policy, batch)
         self._chosen[width] += 1
-        return Choice(width, PASSES if width == 1 and may_run_on(batch) else 1)
+        if width == 1:
+            return Choice(width, passes=PASSES if may_run_on(batch) else 1)
+        few = len(batch.reqs) <= self._settings.confident_batch
+        return Choice(width, confident=few and self._policy is not None)
 
-    def ran(self, passes: int) -> None:
-        """So many passes the step that was chosen last has run."""
-        self._chosen[1] += passes - 1
-        if self._steps:
+    def narrow(self, confidences: Tensor) -> int:
+        """How many of the tokens drafted for the chosen step to verify.
+
+        Args:
+            confidences: [bs, width - 1] float32, the drafter's probability of each draft; the host
+                waits for them.
+        """
+        assert self._policy is not None
+        step = self._steps[-1]
+        step.confidences = confidences.tolist()
+        verified = self._agreed(self._policy.narrow(step.keys, step.width, step.confidences))
+        step.verified = verified
+        self._chosen[step.width] -= 1
+        self._chosen[verified] += 1
+        return verified
+
+    def ran(self, passes: int = 1) -> None:
+        """The step that was chosen last has run, in so many passes."""
+        if passes > 1:
+            self._chosen[1] += passes - 1
+        if self._policy is not None:
             self._steps[-1].passes = passes
+            self._steps[-1].done = self._clock.mark()
 
     def steps_by_width(self) -> dict[str, int]:
         """Passes of the verifier over decoding requests so far, by their width."""
@@ -101,7 +134,7 @@ class Widths:
         return width
 
     def disturb(self) -> None:
-        """Something else than a decode step runs: the last step's duration says nothing."""
+        """Something else than a decode step runs: when the next begins says nothing."""
         if self._steps:
             self._steps[-1].disturbed = True
 
@@ -122,12 +155,30 @@ class Widths:
         while self._steps and self._steps[0].accept_lens is not None:
             step = self._steps.popleft()
             assert step.accept_lens is not None
-            seconds = None
-            if step.end is not None and not step.disturbed:
-                seconds = self._clock.seconds(step.begin, step.end)
             policy.observe(
-                ObservedStep(step.keys, step.accept_lens, step.width, seconds, step.passes)
+                ObservedStep(
+                    step.keys,
+                    step.accept_lens,
+                    step.width,
+                    self._seconds(step),
+                    step.passes,
+                    step.verified,
+                    step.confidences,
+                )
             )
+
+    def _seconds(self, step: Step) -> float | None:
+        """What a step took, with what lies between it and the next, or usually does."""
+        if step.done is None:
+            return None
+        passes = self._clock.seconds(step.begin, step.done)
+        if passes is None or step.end is None or step.disturbed:
+            return None if passes is None else passes + self._between.value
+        between = self._clock.seconds(step.done, step.end)
+        if between is None:
+            return passes + self._between.value
+        self._between.add(between)
+        return passes + between
 
     def _agreed(self, width: int) -> int:
         """The width of rank 0: ranks measure different times."""

@@ -49,7 +49,7 @@ from dflash_sglang.host.processors import complete_mixed_outputs
 from dflash_sglang.host.sampling import TargetSampler
 from dflash_sglang.host.verify import Verified, Verifier
 from dflash_sglang.host.width_runners import WidthRunners
-from dflash_sglang.host.widths import Widths
+from dflash_sglang.host.widths import Choice, Widths
 
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import ScheduleBatch
@@ -129,7 +129,7 @@ class DFlashWorker(BaseSpecWorker):
             target_runner=self.model_runner,
             draft_runner=self._draft_runner,
             layout=self.draft_parallel_layout,
-            block_size=self.block_size,
+            widths={*self._widths.ladder, self.block_size} - {1},
             max_batch_size=get_schedule().max_running_requests,
             window=self._window,
             mask_embedding=load_mask_embedding(
@@ -183,7 +183,7 @@ class DFlashWorker(BaseSpecWorker):
         return (
             self.model_runner.attn_backend,
             *self._width_runners.backends(),
-            self._draft_runner.attn_backend,
+            *self._drafter.attn_backends(),
         )
 
     def internal_state(self) -> dict[str, Any]:
@@ -223,14 +223,11 @@ class DFlashWorker(BaseSpecWorker):
             self._draft_worker.init_attention_backends()
 
     def init_cuda_graphs(self) -> None:
-        """Capture the draft forward with head and argmax, where the platform captures graphs."""
+        """Make passes of every width ready, captured where the platform captures graphs."""
         capture = get_exec().graph.cuda_graph_config.decode.backend != Backend.DISABLED and not (
             current_platform.is_out_of_tree() and not current_platform.capabilities.graph_capture
         )
-        if capture:
-            self._drafter.capture_tail()
-        with draft_pp_context(), draft_tp_context(self.draft_parallel_layout):
-            self._draft_worker.init_cuda_graphs(capture_decode_cuda_graph=capture)
+        self._drafter.init_graphs(self._draft_worker, capture=capture)
         self._width_runners.build(capture=capture)
         if self._widths.adaptive:
             self._calibrate()
@@ -347,24 +344,25 @@ class DFlashWorker(BaseSpecWorker):
         if batch.seq_lens.is_cuda:
             # Gathered on the scheduler's stream, read on this one.
             batch.seq_lens.record_stream(torch.cuda.current_stream())
-        width, most_passes = self._widths.choose(batch)
-        done = self._pass(batch, batch.spec_info.bonus_tokens, width, on_publish, grammar_barrier)
-        if most_passes == 1:
-            return self._result(done)
-        return self._run_on(batch, done, most_passes)
+        choice = self._widths.choose(batch)
+        done = self._pass(batch, batch.spec_info.bonus_tokens, choice, on_publish, grammar_barrier)
+        if choice.passes > 1:
+            return self._run_on(batch, done, choice.passes)
+        self._widths.ran()
+        return self._result(done)
 
     def _pass(
         self,
         batch: ScheduleBatch,
         anchor_ids: Tensor,
-        width: int,
+        choice: Choice,
         on_publish: Publish | None = None,
         grammar_barrier: Callable[[], None] | None = None,
     ) -> Pass:
-        block = self._next_block(batch, anchor_ids, self.block_size if width > 1 else 1)
+        block = self._next_block(batch, anchor_ids, choice.width)
         plan = self._plan_slots(batch, block)
-        draft = self._draft(batch, block, plan, width)
-        block = narrow_block(block, width)
+        draft = self._draft(batch, block, plan, choice)
+        block = narrow_block(block, draft.ids.shape[1])
         penalised = self._penalties.rows_of(batch)
         verified = self._verifier.verify(batch, draft.ids, block, plan, penalised, grammar_barrier)
         accepted = self._acceptor.accept(
@@ -382,7 +380,7 @@ class DFlashWorker(BaseSpecWorker):
         while len(passes) < most and not ends.reached(passes[-1].accepted, len(passes)):
             last = passes[-1].accepted
             advance(batch, last)
-            passes.append(self._pass(batch, last.bonus_ids, width=1))
+            passes.append(self._pass(batch, last.bonus_ids, Choice(width=1)))
         self._widths.ran(len(passes))
         for req in batch.reqs:
             req.spec_verify_ct += len(passes) - 1  # SGLang counts one a step
@@ -390,17 +388,18 @@ class DFlashWorker(BaseSpecWorker):
         result.num_non_draft_tokens_per_req = len(passes)
         return result
 
-    def _draft(self, batch: ScheduleBatch, block: Block, plan: KVLocPlan, width: int) -> Draft:
+    def _draft(self, batch: ScheduleBatch, block: Block, plan: KVLocPlan, choice: Choice) -> Draft:
         """The part of the drafted block that is verified; at width 1 nothing is drafted."""
-        if width == 1:
+        if choice.width == 1:
             return Draft(block.ids, None)
         self._context_kv.flush()
-        uniforms = None
         if self._acceptor.samples_drafts(batch):
-            uniforms = self._acceptor.uniforms(
-                len(block.ids), self.block_size - 1, block.ids.device
-            )
-        return self._drafter.propose(batch, block, plan, uniforms).narrow(width)
+            uniforms = self._acceptor.uniforms(len(block.ids), choice.width - 1, block.ids.device)
+            return self._drafter.propose(batch, block, plan, uniforms, confident=False)
+        draft = self._drafter.propose(batch, block, plan, None, confident=choice.confident)
+        if draft.confidences is None:
+            return draft
+        return draft.narrow(self._widths.narrow(draft.confidences))
 
     def _next_block(self, batch: ScheduleBatch, anchor_ids: Tensor, block_size: int) -> Block:
         return prepare_block(

@@ -51,7 +51,8 @@ def test_host_time_and_drafts_are_part_of_a_step() -> None:
     assert bare.seconds(8, 1) == pytest.approx(4.59e-3)
     assert bare.seconds(8, 16) == pytest.approx((18.15 + 0.53) * 1e-3)
     assert real.seconds(8, 1) == pytest.approx((4.59 + 3.4) * 1e-3)
-    assert bare.seconds(8, 6) == pytest.approx(((11.41 + 15.40) / 2 + 0.53) * 1e-3)
+    assert bare.seconds(8, 6) == pytest.approx(((11.41 + 15.40) / 2 + 0.49) * 1e-3)
+    # A draft of 48 tokens costs as one of 3 whole blocks, between those of 2 and 4.
 
 
 def test_a_recorded_length_outside_the_block_is_refused(tmp_path: Path) -> None:

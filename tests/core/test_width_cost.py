@@ -4,7 +4,7 @@ import pytest
 
 from dflash_sglang.core.width import CostTable
 
-DRAFT = {1: 1.0, 8: 2.0}
+DRAFT = {(1, 4): 1.0, (8, 4): 2.0}
 VERIFY = {(1, 1): 10.0, (1, 4): 14.0, (8, 1): 24.0, (8, 4): 42.0}
 
 
@@ -24,13 +24,13 @@ def test_between_and_beyond_what_was_measured(batch_size: int, width: int, secon
 
 
 def test_one_batch_size_serves_all() -> None:
-    costs = CostTable({4: 1.0}, {(4, 1): 5.0})
+    costs = CostTable({}, {(4, 1): 5.0})
     assert [costs.seconds(batch, 1) for batch in (1, 4, 99)] == [5.0, 5.0, 5.0]
 
 
 def test_below_the_smallest_batch_is_the_smallest() -> None:
     # Captured graphs pad a batch of 1 to the smallest captured size.
-    assert CostTable({4: 1.0, 8: 2.0}, {(4, 1): 5.0, (8, 1): 9.0}).seconds(1, 1) == 5.0
+    assert CostTable({}, {(4, 1): 5.0, (8, 1): 9.0}).seconds(1, 1) == 5.0
 
 
 def test_noise_in_the_measurement_cannot_make_more_work_faster() -> None:
@@ -43,9 +43,11 @@ def test_noise_in_the_measurement_cannot_make_more_work_faster() -> None:
 
 @pytest.mark.parametrize(
     ("draft", "verify"),
-    [({}, {}), ({1: 1.0}, {}), (DRAFT, {(1, 1): 1.0}), ({1: 1.0}, VERIFY)],
+    [({}, {}), (DRAFT, {}), (DRAFT, {(1, 1): 1.0}), ({(1, 4): 1.0}, VERIFY), ({}, VERIFY)],
 )
-def test_gaps_are_refused(draft: dict[int, float], verify: dict[tuple[int, int], float]) -> None:
+def test_gaps_are_refused(
+    draft: dict[tuple[int, int], float], verify: dict[tuple[int, int], float]
+) -> None:
     with pytest.raises(ValueError, match="measure every width"):
         CostTable(draft, verify)
 

@@ -14,18 +14,26 @@ WIDTHS = WidthSettings().ladder(BLOCK)
 BATCHES = (1, 8, 32, 128)
 
 
-def step_seconds(batch_size: int, width: int) -> float:
-    """An invented server: weights, then work that grows with tokens; a draft costs a bit."""
-    draft = 0.0 if width == 1 else 0.5e-3 + 0.02e-3 * batch_size
-    return 4e-3 + 0.05e-3 * batch_size * width + 0.2e-3 * width + draft
+def draft_seconds(batch_size: int, width: int) -> float:
+    """Of an invented server."""
+    return 0.0 if width == 1 else 0.5e-3 + 0.02e-3 * batch_size
+
+
+def verify_seconds(batch_size: int, width: int) -> float:
+    """Weights, then work that grows with tokens."""
+    return 4e-3 + 0.05e-3 * batch_size * width + 0.2e-3 * width
+
+
+def step_seconds(batch_size: int, width: int, verified: int | None = None) -> float:
+    verify = verify_seconds(batch_size, width if verified is None else verified)
+    return verify + draft_seconds(batch_size, width)
 
 
 def table() -> CostTable:
-    drafts = {b: step_seconds(b, 2) - step_seconds(b, 1) for b in BATCHES}
-    verify = {
-        (b, w): step_seconds(b, w) - (drafts[b] if w > 1 else 0) for b in BATCHES for w in WIDTHS
-    }
-    return CostTable(drafts, verify)
+    return CostTable(
+        {(b, w): draft_seconds(b, w) for b in BATCHES for w in WIDTHS if w > 1},
+        {(b, w): verify_seconds(b, w) for b in BATCHES for w in WIDTHS},
+    )
 
 
 class Simulation:

@@ -23,7 +23,7 @@ def test_rows_hold_the_recent_slots_then_the_block(window: int, page_size: int) 
     rebuilder = DraftWindow(window, page_size, BLOCK)
     rebuilder.bind(target, draft)
     bound = (prefix + BLOCK).to(torch.int32)
-    visible, visible_bound = rebuilder.rebuild(batch, bound)
+    visible, visible_bound = rebuilder.rebuild(batch, bound, BLOCK)
 
     for i, (row, length) in enumerate(zip(rows.tolist(), prefix.tolist(), strict=True)):
         start = length - int(visible[i])
@@ -42,5 +42,16 @@ def test_a_request_at_the_end_of_the_table_stays_inside_it() -> None:
     batch = SimpleNamespace(seq_lens=torch.tensor([20]), req_pool_indices=torch.tensor([0]))
     rebuilder = DraftWindow(8, 1, BLOCK)
     rebuilder.bind(target, draft)
-    visible, _ = rebuilder.rebuild(batch, torch.tensor([24], dtype=torch.int32))
+    visible, _ = rebuilder.rebuild(batch, torch.tensor([24], dtype=torch.int32), BLOCK)
     assert draft.req_to_token[0, : int(visible[0]) + BLOCK].tolist() == list(range(12, 24))
+
+
+@pytest.mark.parametrize("width", [1, 2, BLOCK])
+def test_the_host_bound_is_exact_for_a_narrow_block_at_page_size_1(width: int) -> None:
+    table = SimpleNamespace(req_to_token=torch.zeros(1, 64, dtype=torch.int32))
+    rebuilder = DraftWindow(8, 1, BLOCK)
+    rebuilder.bind(table, SimpleNamespace(req_to_token=table.req_to_token.clone()))
+    batch = SimpleNamespace(seq_lens=torch.tensor([30]), req_pool_indices=torch.tensor([0]))
+    bound = torch.tensor([30 + width], dtype=torch.int32)
+    visible, visible_bound = rebuilder.rebuild(batch, bound, width)
+    assert visible_bound.tolist() == [int(visible[0]) + width]

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from dflash_sglang.core.width import CostTable, ObservedStep, WidthPolicy, WidthSettings
 from dflash_sglang.host import plain_run, widths
@@ -24,9 +25,13 @@ class Recorder(WidthPolicy):
         self.heard: list[ObservedStep] = []
         self.limits: dict[Any, int] = {}
         self.forgotten: list[Any] = []
+        self.narrower = 0
 
     def choose(self, keys: Sequence[Any]) -> int:
         return self.next.pop(0)
+
+    def narrow(self, keys: Sequence[Any], width: int, confidences: Any) -> int:
+        return self.narrower
 
     def observe(self, step: ObservedStep) -> None:
         self.heard.append(step)
@@ -72,7 +77,9 @@ def controller(monkeypatch: pytest.MonkeyPatch, overlap: SimpleNamespace) -> Wid
 
 
 def started(controller: Widths, *choices: int) -> Recorder:
-    controller.start(CostTable({1: 1.0}, {(1, width): 1.0 for width in controller.ladder}))
+    draft = {(1, width): 1.0 for width in controller.ladder[1:]}
+    verify = {(1, width): 1.0 for width in controller.ladder}
+    controller.start(CostTable(draft, verify))
     policy = controller._policy
     assert isinstance(policy, Recorder)
     policy.next = list(choices)
@@ -100,18 +107,23 @@ def at(controller: Widths, now: float) -> Widths:
     return controller
 
 
+def step(controller: Widths, begin: float, done: float, *rids: str) -> None:
+    at(controller, begin).choose(batch_of(*rids))
+    at(controller, done).ran()
+
+
 def test_before_the_costs_are_known_the_block_is_verified_whole(controller: Widths) -> None:
     assert controller.choose(batch_of("a")).width == BLOCK
 
 
 def test_a_step_is_reported_with_its_own_time_and_drafts_under_overlap(controller: Widths) -> None:
     policy = started(controller, 4, 8, 2, 2)
-    at(controller, 0.0).choose(batch_of("a", "b"))
-    at(controller, 1.0).choose(batch_of("a", "b"))  # launched before the first is known
+    step(controller, 0.0, 0.8, "a", "b")
+    step(controller, 1.0, 3.0, "a", "b")  # launched before the first is known
     controller.verified([3, 0])
-    at(controller, 3.5).choose(batch_of("b"))
+    step(controller, 3.5, 3.9, "b")
     controller.verified([7, 1])
-    at(controller, 4.0).choose(batch_of("b"))
+    step(controller, 4.0, 4.1, "b")
     assert policy.heard == [
         ObservedStep(["a", "b"], [3, 0], 4, 1.0),
         ObservedStep(["a", "b"], [7, 1], 8, 2.5),
@@ -120,20 +132,47 @@ def test_a_step_is_reported_with_its_own_time_and_drafts_under_overlap(controlle
 
 def test_a_step_is_reported_when_the_next_begins_without_overlap(controller: Widths) -> None:
     policy = started(controller, 4, 8)
-    at(controller, 0.0).choose(batch_of("a"))
+    step(controller, 0.0, 0.4, "a")
     controller.verified([2])
     assert policy.heard == []
-    at(controller, 0.5).choose(batch_of("a"))
+    step(controller, 0.5, 0.7, "a")
     assert policy.heard == [ObservedStep(["a"], [2], 4, 0.5)]
 
 
-def test_a_prefill_in_between_leaves_no_duration(controller: Widths) -> None:
-    policy = started(controller, 4, 8)
+def test_a_prefill_in_between_does_not_count(controller: Widths) -> None:
+    # What usually lies between a step's passes and the next step takes its place.
+    policy = started(controller, *[4] * 5)
+    for n in range(4):
+        step(controller, n, n + 0.75, "a")
+        controller.verified([2])
+    controller.disturb()
+    step(controller, 9.0, 9.5, "a")
+    assert [heard.seconds for heard in policy.heard] == [1.0] * 4
+
+
+def test_a_step_that_never_ended_has_no_duration(controller: Widths) -> None:
+    policy = started(controller, 4, 4)
     at(controller, 0.0).choose(batch_of("a"))
     controller.verified([2])
-    controller.disturb()
-    at(controller, 9.0).choose(batch_of("a"))
+    step(controller, 1.0, 1.5, "a")
     assert policy.heard[0].seconds is None
+
+
+def test_few_requests_ask_the_drafter_and_verify_less(controller: Widths) -> None:
+    policy = started(controller, 8, 8)
+    assert not at(controller, 0.0).choose(batch_of(*"abcde")).confident  # the default is up to 4
+    controller.ran()
+    controller.verified([1] * 5)
+    assert at(controller, 1.0).choose(batch_of("a")).confident
+    policy.narrower = 4
+    assert controller.narrow(torch.full((1, 7), 0.5)) == 4
+    controller.ran()
+    controller.verified([2])
+    policy.next = [1]
+    assert not at(controller, 2.0).choose(batch_of("a")).confident  # nothing is drafted
+    told = policy.heard[-1]
+    assert (told.width, told.verified, told.confidences) == (8, 4, [[0.5] * 7])
+    assert controller.steps_by_width() == {"1": 1, "2": 0, "4": 1, "8": 1, "12": 0, "16": 0}
 
 
 def test_a_request_is_limited_once_and_forgotten(controller: Widths) -> None:
@@ -179,7 +218,7 @@ def test_a_run_is_reported_as_one_step_of_many_passes(
     overlap.disable_overlap_schedule = True
     policy = started(controller, 1, 1)
     at(controller, 0.0).choose(batch_of("a"))
-    controller.ran(5)
+    at(controller, 0.9).ran(5)
     controller.verified([0])
     at(controller, 1.0).choose(batch_of("a"))
     assert policy.heard == [ObservedStep(["a"], [0], 1, 1.0, passes=5)]

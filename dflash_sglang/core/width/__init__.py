@@ -3,8 +3,8 @@
 `WidthPolicy` decides; `Acceptance` knows how drafts have fared, `CostTable` what a step takes.
 """
 
-from dflash_sglang.core.width.cost import CostTable
+from dflash_sglang.core.width.cost import CostTable, RunningMedian
 from dflash_sglang.core.width.policy import ObservedStep, WidthPolicy
 from dflash_sglang.core.width.settings import WidthSettings
 
-__all__ = ["CostTable", "ObservedStep", "WidthPolicy", "WidthSettings"]
+__all__ = ["CostTable", "ObservedStep", "RunningMedian", "WidthPolicy", "WidthSettings"]

@@ -10,7 +10,9 @@ curve for each request would need hundreds of its own steps; one number is known
 
 A step of width w shows only drafts 1 .. w - 1: with accept length a it shows a acceptances and, if
 a < w - 1, one rejection; a == w - 1 says nothing about draft w. Both estimates are ratios of
-rejections to what was at risk, so that unseen drafts enter neither side:
+rejections to what was at risk, so that unseen drafts enter neither side. Except where a verify was
+narrow because the next drafts looked bad: to leave those out would make the rest look good, so
+they count with the probability that they would have been rejected.
 
     q[i] = rejections at i / sum of m over the requests whose draft i was seen
     m[r] = (K + rejections of r) / (K + sum of q over the drafts of r that were seen)
@@ -23,7 +25,7 @@ from __future__ import annotations
 
 from bisect import bisect
 from collections import Counter
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from itertools import accumulate
 from math import sqrt
 
@@ -59,7 +61,7 @@ class Request:
         self.difficulty = 1.0
         self.group = (0, max_width)  # (class of difficulty, max_width): same expectations
 
-    def learn(self, rejections: int, at_risk: float, keep: float) -> None:
+    def learn(self, rejections: float, at_risk: float, keep: float) -> None:
         """Add a step; `keep` is what remains of the evidence before it."""
         self.rejections = keep * self.rejections + rejections
         self.at_risk = keep * self.at_risk + at_risk
@@ -104,6 +106,10 @@ class Acceptance:
                 known[key] = Request(self._block_size)
         return Counter([known[key].group for key in keys])
 
+    def max_width(self, key: Hashable) -> int:
+        """Most tokens that a request of the batch commits in a step."""
+        return self._requests[key].max_width
+
     def expected_commit(self, groups: Groups, width: int) -> float:
         """Expected tokens that all these requests together commit in a step of this width."""
         return sum(
@@ -120,30 +126,42 @@ class Acceptance:
             total += count * (row[from_width] + reached * (min(width, max_width) - from_width))
         return total
 
-    def observe(self, keys: Sequence[Hashable], accept_lens: Sequence[int], width: int) -> None:
+    def observe(
+        self,
+        keys: Sequence[Hashable],
+        accept_lens: Sequence[int],
+        width: int,
+        unshown: Sequence[Sequence[float]] | None = None,
+    ) -> None:
         """Learn from a verified step, however late.
 
         Args:
             keys: the requests of the step; those that were forgotten still count for the server.
             accept_lens: drafts accepted of each, below `width`.
             width: verified tokens of each, the anchor counted.
+            unshown: where the verify was narrow because of these drafts, the probability of each
+                of every request's further drafts to be rejected if those before it are accepted.
         """
         rejections, at_risk = [0.0] * (self._block_size + 1), [0.0] * (self._block_size + 1)
         showing, difficulties = 0, 0.0
-        for key, accept_len in zip(keys, accept_lens, strict=True):
+        for row, (key, accept_len) in enumerate(zip(keys, accept_lens, strict=True)):
             request = self._requests.get(key)
-            shown, difficulty = width - 1, 1.0
+            limit, difficulty = self._block_size, 1.0
             if request is not None:
-                shown, difficulty = min(width, request.max_width) - 1, request.difficulty
-            rejected = accept_len < shown
-            seen = accept_len + 1 if rejected else shown
+                limit, difficulty = request.max_width, request.difficulty
+            shown = min(width, limit) - 1
+            doubts = () if unshown is None else unshown[row][: max(0, limit - width)]
+            rejected, risk = 0.0, 0.0
+            for seen, probability, is_rejection in _outcomes(accept_len, shown, doubts):
+                at_risk[seen] += difficulty * probability
+                rejections[seen] += is_rejection * probability
+                rejected += is_rejection * probability
+                risk += self._risk_up_to[seen] * probability
             if request is not None:
-                request.learn(rejected, self._risk_up_to[seen], self._keep)
-            if shown > 0:
+                request.learn(rejected, risk, self._keep)
+            if shown > 0 or doubts:
                 showing += 1
                 difficulties += difficulty
-                at_risk[seen] += difficulty
-                rejections[seen] += rejected
         self._age(0.5 ** (sqrt(len(keys)) / self._half_life))
         if showing:
             mean = (difficulties + AVERAGE_REQUESTS) / (showing + AVERAGE_REQUESTS)
@@ -185,3 +203,23 @@ class Acceptance:
                 row.append(row[-1] + survival)
             self._rows[difficulty_class] = row
         return row
+
+
+def _outcomes(
+    accept_len: int, shown: int, doubts: Sequence[float]
+) -> Iterator[tuple[int, float, bool]]:
+    """What a request's step says: (last draft seen, probability, whether that was rejected).
+
+    Args:
+        accept_len: drafts accepted.
+        shown: drafts that were verified.
+        doubts: probabilities of rejection of the drafts behind them.
+    """
+    if accept_len < shown:
+        yield accept_len + 1, 1.0, True
+        return
+    left = 1.0
+    for seen, doubt in enumerate(doubts, shown + 1):
+        yield seen, left * doubt, True
+        left *= 1 - doubt
+    yield shown + len(doubts), left, False

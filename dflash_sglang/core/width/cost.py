@@ -18,40 +18,51 @@ class CostTable:
 
     At start, bare forward passes are measured. A served step takes longer: scheduling, sampling,
     launches. What it takes beyond the passes, its *excess*, is tracked as a running median for
-    each width, and within it for each measured batch size. A width that was never served has none,
-    so it looks fast and is tried for a few steps; were it assumed to be as slow as the others, a
-    width that is slow for a reason of its own would never be left.
+    each drafted width, and within it for each measured batch size. A width that was never served
+    has none, so it looks fast and is tried for a few steps; were it assumed to be as slow as the
+    others, a width that is slow for a reason of its own would never be left.
     """
 
-    def __init__(self, draft: Mapping[int, float], verify: Mapping[tuple[int, int], float]) -> None:
+    def __init__(
+        self,
+        draft: Mapping[tuple[int, int], float],
+        verify: Mapping[tuple[int, int], float],
+    ) -> None:
         """Take what was measured at start.
 
         Args:
-            draft: seconds of a draft pass of a whole block, by batch size.
-            verify: seconds of a verify pass by (batch size, width), for every batch size in
-                `draft` and every width that will be asked for.
+            draft: seconds of a draft pass by (batch size, width), for every width above 1 that
+                will be asked for.
+            verify: seconds of a verify pass by (batch size, width), for the same, and width 1 if it
+                will be asked for.
 
         Raises:
-            ValueError: nothing was measured, or the two do not cover the same batch sizes.
+            ValueError: nothing was measured, or not every width at each batch size.
         """
-        self._batches = sorted(draft)
+        self._batches = sorted({batch for batch, _ in verify})
         widths = sorted({width for _, width in verify})
-        expected = {(batch, width) for batch in draft for width in widths}
-        if not expected or set(verify) != expected:
+        expected = {(batch, width) for batch in self._batches for width in widths}
+        drafted = {(batch, width) for batch, width in expected if width > 1}
+        if not expected or set(verify) != expected or set(draft) != drafted:
             raise ValueError(
-                f"verify was measured at {sorted(verify)}, draft at batch sizes {self._batches}: "
-                "measure every width at each of these batch sizes."
+                f"verify was measured at {sorted(verify)}, draft at {sorted(draft)}: measure every "
+                "width at each batch size."
             )
-        self._draft = rising([draft[batch] for batch in self._batches])
-        self._verify: dict[int, list[float]] = {}  # by width, along self._batches
+        self._draft = self._columns(draft)
+        self._verify = self._columns(verify)
+        self._widths = {width: RunningMedian() for width in widths}
+        self._cells: dict[tuple[int, int], RunningMedian] = {}
+        self._measured: dict[tuple[int, int, int], float] = {}  # interpolated
+
+    def _columns(self, seconds: Mapping[tuple[int, int], float]) -> dict[int, list[float]]:
+        """By width, along the batch sizes; rising with both."""
+        columns: dict[int, list[float]] = {}
         narrower = [0.0] * len(self._batches)
-        for width in widths:
-            column = [verify[batch, width] for batch in self._batches]
+        for width in sorted({width for _, width in seconds}):
+            column = [seconds[batch, width] for batch in self._batches]
             narrower = rising([max(pair) for pair in zip(column, narrower, strict=True)])
-            self._verify[width] = narrower
-        self._widths = {width: Excess() for width in widths}
-        self._cells: dict[tuple[int, int], Excess] = {}
-        self._measured: dict[tuple[int, int], float] = {}  # by (batch size, width), interpolated
+            columns[width] = narrower
+        return columns
 
     def __str__(self) -> str:
         """The measured milliseconds of a step by batch size, the widths in ascending order."""
@@ -62,41 +73,50 @@ class CostTable:
         ]
         return ", ".join(rows) + " ms"
 
-    def seconds(self, batch_size: int, width: int) -> float:
+    def seconds(self, batch_size: int, width: int, verified: int | None = None) -> float:
         """Expected seconds of a step; width 1 is plain decoding and drafts nothing.
 
+        Args:
+            batch_size: requests.
+            width: drafted tokens of each, the anchor counted.
+            verified: of them; None for all.
+
         Raises:
-            KeyError: the width was not measured.
+            KeyError: a width was not measured.
         """
         # What other batch sizes showed: never that a step is faster than its passes.
         excess = max(0.0, self._widths[width].value)
         cell = self._cells.get((self._cell(batch_size), width))
         if cell is not None:
             excess += (cell.value - excess) * cell.count / (cell.count + CELL_PRIOR)
-        return self.measured(batch_size, width) + excess
+        return self.measured(batch_size, width, verified) + excess
 
-    def measured(self, batch_size: int, width: int) -> float:
-        """Seconds of the step's passes alone, as measured at start."""
-        key = (batch_size, width)
+    def measured(self, batch_size: int, width: int, verified: int | None = None) -> float:
+        """Seconds of the step's passes alone, as measured at start; arguments as in `seconds`."""
+        key = (batch_size, width, width if verified is None else verified)
         if key not in self._measured:
-            drafted = interpolate(self._batches, self._draft, batch_size) if width > 1 else 0.0
-            verified = interpolate(self._batches, self._verify[width], batch_size)
-            self._measured[key] = drafted + verified
+            draft = self._draft[width] if width > 1 else [0.0] * len(self._batches)
+            self._measured[key] = sum(
+                interpolate(self._batches, column, batch_size)
+                for column in (draft, self._verify[key[2]])
+            )
         return self._measured[key]
 
-    def observe(self, batch_size: int, width: int, seconds: float) -> None:
-        """Learn from a served step that did nothing but decode."""
-        excess = seconds - self.measured(batch_size, width)
+    def observe(
+        self, batch_size: int, width: int, seconds: float, verified: int | None = None
+    ) -> None:
+        """Learn from a served step that did nothing but decode; arguments as in `seconds`."""
+        excess = seconds - self.measured(batch_size, width, verified)
         self._widths[width].add(excess)
-        self._cells.setdefault((self._cell(batch_size), width), Excess()).add(excess)
+        self._cells.setdefault((self._cell(batch_size), width), RunningMedian()).add(excess)
 
     def _cell(self, batch_size: int) -> int:
         """Index of the largest measured batch size that is not above this one."""
         return max(0, bisect_right(self._batches, batch_size) - 1)
 
 
-class Excess:
-    """Running median of seconds beyond the measured passes."""
+class RunningMedian:
+    """Median of the latest values; 0 before there are enough."""
 
     def __init__(self) -> None:
         self._recent: deque[float] = deque(maxlen=WINDOW)
@@ -104,12 +124,12 @@ class Excess:
 
     @property
     def count(self) -> int:
-        """Steps that the median rests on."""
+        """Values that the median rests on."""
         return len(self._recent) if len(self._recent) >= LEAST else 0
 
-    def add(self, seconds: float) -> None:
-        """Add a step; a single outlier moves the median by one rank at most."""
-        self._recent.append(seconds)
+    def add(self, value: float) -> None:
+        """Add one; a single outlier moves the median by one rank at most."""
+        self._recent.append(value)
         if len(self._recent) >= LEAST:
             self.value = median(self._recent)
 
@@ -119,7 +139,7 @@ def rising(values: Sequence[float]) -> list[float]:
     return [max(values[: i + 1]) for i in range(len(values))]
 
 
-def interpolate(xs: Sequence[int], ys: Sequence[float], x: int) -> float:
+def interpolate(xs: Sequence[int], ys: Sequence[float], x: float) -> float:
     """Piecewise linear through ascending points: constant before them, linear beyond."""
     if x <= xs[0] or len(xs) == 1:
         return ys[0]

@@ -1,11 +1,13 @@
-"""Choose the verify width that commits the most tokens per second."""
+"""Choose the width that commits the most tokens per second."""
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
+from math import inf
 from typing import NamedTuple
 
 from dflash_sglang.core.width.acceptance import Acceptance, Groups
+from dflash_sglang.core.width.confidence import Confidence, expected_commits
 from dflash_sglang.core.width.cost import CostTable
 from dflash_sglang.core.width.settings import WidthSettings
 
@@ -15,15 +17,19 @@ LEAST_PROBE = 4
 REST = 32
 UNSET = 0  # no width
 
+Rows = Sequence[Sequence[float]]  # of each request of a batch, one value a draft
+
 
 class ObservedStep(NamedTuple):
     """What a decode step turned out to do."""
 
     keys: Sequence[Hashable]  # requests of the batch, each with its own key
-    accept_lens: Sequence[int]  # drafts accepted of each, at most width - 1; all 0 at width 1
-    width: int  # tokens verified of each, the anchor counted
-    seconds: float | None  # None: the step also did something else, such as a prefill
+    accept_lens: Sequence[int]  # drafts accepted of each, below what was verified; 0 at width 1
+    width: int  # tokens drafted of each, the anchor counted
+    seconds: float | None  # None: nobody knows
     passes: int = 1  # above 1 only at width 1: so many plain tokens of each in this one step
+    verified: int | None = None  # tokens verified of each; None: all that were drafted
+    confidences: Rows | None = None  # the drafter's probability of each draft, if it was asked
 
 
 class WidthPolicy:
@@ -35,6 +41,15 @@ class WidthPolicy:
 
     and it is left only for one that promises `hysteresis` more. Since the width is the same for
     all, no request starves: every step commits at least one token of each.
+
+    So many tokens are drafted. If the drafter then says how sure it is of each, fewer are verified
+    where that pays (`narrow`). A second of verifying must commit what a second commits on average,
+    `rate`; so the narrower width is that of the largest
+
+        sum over requests of E[committed tokens | width, confidences] - rate * seconds of its verify
+
+    and what this gains over verifying everything, in tokens, counts for the drafted width from then
+    on.
 
     Drafts that are not verified are not observed, so once in a while a step is wider than the best
     known width, a *probe*. Probes come in runs: one that commits what its time would have
@@ -61,6 +76,9 @@ class WidthPolicy:
         self._explore_share = settings.explore_share
         self._costs = costs
         self._acceptance = Acceptance(block_size, settings.half_life)
+        self._confidence = Confidence(settings.half_life)
+        self._keep = 0.5 ** (1 / settings.half_life)
+        self._gains: dict[tuple[int, int], float] = {}  # by (batch size, width), tokens a step
         self._width = UNSET  # the best known one
         self._seconds_per_commit = 0.0  # of a request, expected at that width
         self._clock = 0.0  # seconds served
@@ -92,13 +110,55 @@ class WidthPolicy:
         batch_size, groups = len(keys), self._acceptance.groups(keys)
         seconds = {width: self._costs.seconds(batch_size, width) for width in self.widths}
         rates = {
-            width: self._acceptance.expected_commit(groups, width) / seconds[width]
+            width: (
+                self._acceptance.expected_commit(groups, width)
+                + self._gains.get((batch_size, width), 0.0)
+            )
+            / seconds[width]
             for width in self.widths
         }
         self._settle(rates, seconds)
-        self._seconds_per_commit = batch_size / rates[self._width]
-        probe = self._probe(groups, seconds) if self._clock >= self._probe_at else UNSET
+        rate = rates[self._width]
+        self._seconds_per_commit = batch_size / rate
+        probe = self._probe(groups, seconds, rate) if self._clock >= self._probe_at else UNSET
         return probe or self._width
+
+    def narrow(self, keys: Sequence[Hashable], width: int, confidences: Rows) -> int:
+        """How many of the drafted tokens to verify; all of them in a probe.
+
+        Args:
+            keys: the requests that `width` was chosen for.
+            width: tokens drafted of each, the anchor counted.
+            confidences: the drafter's probability of each draft, `width` - 1 of every request.
+
+        Returns:
+            One of `widths`, or `width`.
+        """
+        batch_size = len(keys)
+        expected = [
+            expected_commits(self._confidence.rejections(row), self._acceptance.max_width(key))
+            for key, row in zip(keys, confidences, strict=True)
+        ]
+        rate = batch_size / self._seconds_per_commit
+        values = {
+            verified: sum(row[verified] for row in expected)
+            - rate * self._costs.seconds(batch_size, width, verified)
+            for verified in self.widths
+            if verified <= width
+        }
+        self._update_gains(batch_size, values)
+        if width == self._probe_width:
+            return width
+        return max(values, key=values.__getitem__)
+
+    def _update_gains(self, batch_size: int, values: Mapping[int, float]) -> None:
+        """What choosing among `values`, ascending widths, gains over the widest of them."""
+        best = -inf
+        for width, value in values.items():
+            best = max(best, value)
+            before = self._gains.get((batch_size, width), 0.0)
+            gain = before + (1 - self._keep) * (best - value - before)
+            self._gains[batch_size, width] = gain
 
     def observe(self, step: ObservedStep) -> None:
         """Learn from a step; steps in the order in which they ran.
@@ -108,14 +168,20 @@ class WidthPolicy:
         """
         batch_size = len(step.keys)
         # Not the measured duration: an outlier says nothing about what a probe costs.
-        usual = self._costs.seconds(batch_size, step.width)
+        verified = step.width if step.verified is None else step.verified
+        usual = self._costs.seconds(batch_size, step.width, verified)
         self._clock += usual * step.passes if step.seconds is None else step.seconds
         if step.seconds is not None:
-            self._costs.observe(batch_size, step.width, step.seconds / step.passes)
+            self._costs.observe(batch_size, step.width, step.seconds / step.passes, verified)
         if step.width == self._probe_width:
             commits = 1 + sum(step.accept_lens) / batch_size
             self._judge(usual - commits * self._seconds_per_commit, usual)
-        self._acceptance.observe(step.keys, step.accept_lens, step.width)
+        unshown = None
+        if step.confidences is not None:
+            unshown = [self._confidence.rejections(row[verified - 1 :]) for row in step.confidences]
+            shown = [row[: verified - 1] for row in step.confidences]
+            self._confidence.observe(shown, step.accept_lens)
+        self._acceptance.observe(step.keys, step.accept_lens, verified, unshown)
 
     def _settle(self, rates: Mapping[int, float], seconds: Mapping[int, float]) -> None:
         """Take the best width as the current one, if it is better by enough."""
@@ -125,15 +191,14 @@ class WidthPolicy:
             self._probe_width = UNSET
             self._wait(0.0, seconds[best])
 
-    def _probe(self, groups: Groups, seconds: Mapping[int, float]) -> int:
+    def _probe(self, groups: Groups, seconds: Mapping[int, float], rate: float) -> int:
         """The next wider width that could be better, if all it newly shows were accepted."""
         if self._run_over:
             self._run_over, self._lost = False, 0.0
-        current = self._acceptance.expected_commit(groups, self._width) / seconds[self._width]
         for width in self.widths:
             if width > self._width and width >= min(LEAST_PROBE, self.widths[-1]):
                 most = self._acceptance.most_commit(groups, self._width, width)
-                if most / seconds[width] > current:
+                if most / seconds[width] > rate:
                     self._probe_width = width
                     # As if it had shown nothing good, until it is observed.
                     self._wait(seconds[width] - seconds[self._width], seconds[width])

@@ -1,0 +1,110 @@
+"""Verifying less than was drafted, where the drafter doubts: when, and what is learned from it."""
+
+import random
+from collections.abc import Sequence
+
+import pytest
+
+from dflash_sglang.core.width import CostTable, ObservedStep, WidthPolicy, WidthSettings
+
+BLOCK = 16
+WIDTHS = WidthSettings().ladder(BLOCK)
+
+
+def verify_seconds(width: int) -> float:
+    return 1.0 + 0.3 * width
+
+
+def policy() -> WidthPolicy:
+    drafts = {(1, w): 0.3 for w in WIDTHS if w > 1}
+    return WidthPolicy(
+        BLOCK, CostTable(drafts, {(1, w): verify_seconds(w) for w in WIDTHS}), WidthSettings()
+    )
+
+
+class Server:
+    """One request whose drafter knows how good each of its drafts is."""
+
+    def __init__(self, listens: bool = True, seed: int = 0) -> None:
+        self.policy, self.listens, self.rng = policy(), listens, random.Random(seed)
+        self.tokens = self.seconds = 0.0
+        self.verified: list[int] = []
+
+    def run(self, steps: int, doubtful: float) -> None:
+        """Serve; a draft is doubtful with that probability and then wrong half of the time."""
+        for _ in range(steps):
+            width = self.policy.choose(["r"])
+            sure = [0.5 if self.rng.random() < doubtful else 0.9995 for _ in range(width - 1)]
+            verified = width
+            if self.listens and width > 1:
+                verified = self.policy.narrow(["r"], width, [sure])
+            n = 0
+            while n < verified - 1 and self.rng.random() < sure[n]:
+                n += 1
+            seconds = verify_seconds(verified) + (0.3 if width > 1 else 0.0)
+            told = [sure] if self.listens and width > 1 else None
+            self.policy.observe(
+                ObservedStep(["r"], [n], width, seconds, verified=verified, confidences=told)
+            )
+            self.tokens, self.seconds = self.tokens + n + 1, self.seconds + seconds
+            self.verified.append(verified)
+
+
+def narrowed(confidences: Sequence[float], policy: WidthPolicy | None = None) -> int:
+    policy = policy or warm()
+    return policy.narrow(["r"], policy.choose(["r"]), [list(confidences)])
+
+
+def warm() -> WidthPolicy:
+    server = Server()
+    server.run(300, doubtful=0.0)
+    assert server.policy.choose(["r"]) == BLOCK
+    return server.policy
+
+
+def test_sure_drafts_are_all_verified() -> None:
+    assert narrowed([0.9999] * 15) == 16
+
+
+@pytest.mark.parametrize(("first_doubt", "width"), [(0, 1), (1, 2), (3, 4), (8, 8), (12, 12)])
+def test_a_verify_ends_where_doubt_begins(first_doubt: int, width: int) -> None:
+    assert narrowed([0.9999] * first_doubt + [0.1] * (15 - first_doubt)) == width
+
+
+def test_a_request_counts_with_what_it_may_commit() -> None:
+    limited = warm()
+    limited.limit("r", 4)
+    assert limited.narrow(["r"], 16, [[0.9999] * 15]) == 4
+
+
+def test_listening_is_faster_where_doubts_differ() -> None:
+    # Half of the doubtful drafts are wrong; a step meets its first one early or late.
+    deaf, listening = Server(listens=False), Server()
+    for server in (deaf, listening):
+        server.run(3000, doubtful=0.15)
+    assert listening.tokens / listening.seconds > 1.05 * deaf.tokens / deaf.seconds
+
+
+def test_drafts_that_were_not_verified_for_doubt_do_not_look_good() -> None:
+    # Shown drafts alone would say that a draft is nearly always right.
+    server = Server()
+    server.run(3000, doubtful=0.15)
+    assert sum(width < 16 for width in server.verified) > 1000
+    right = 1 - 0.15 * 0.5
+    truth = sum(right**n for n in range(BLOCK))
+    acceptance = server.policy._acceptance
+    expected = acceptance.expected_commit(acceptance.groups(["r"]), BLOCK)
+    # About 90 steps are remembered, of an accept length that spreads as much as its mean.
+    assert expected == pytest.approx(truth, rel=0.2)
+
+
+def test_a_probe_is_verified_whole() -> None:
+    server = Server()
+    server.run(500, doubtful=1.0)
+    for _ in range(2000):
+        width = server.policy.choose(["r"])
+        if width > 1:  # nothing but a probe drafts here
+            assert server.policy.narrow(["r"], width, [[0.01] * (width - 1)]) == width
+            return
+        server.policy.observe(ObservedStep(["r"], [0], 1, verify_seconds(1)))
+    raise AssertionError("no probe")
