@@ -47,14 +47,16 @@ class Draft(NamedTuple):
     ids: Tensor  # [bs, block_size] int64, column 0 the anchor
     proposal: Proposal | None  # what the drafts were drawn from; None: each is the most likely one
 
-    def narrow(self, width: int) -> Draft:
-        """The first `width` columns."""
-        if width == self.ids.shape[1]:
-            return self
-        proposal = self.proposal
-        if proposal is not None:
-            proposal = Proposal(*(columns[:, : width - 1] for columns in proposal))
-        return Draft(self.ids[:, :width].contiguous(), proposal)
+    def cut_to(self, ids: Tensor) -> Draft:
+        """The part of the block that is verified.
+
+        Args:
+            ids: [bs, width] int64, its leading columns.
+        """
+        if self.proposal is None:
+            return Draft(ids, None)
+        drafts = ids.shape[1] - 1
+        return Draft(ids, Proposal(*(columns[:, :drafts] for columns in self.proposal)))
 
 
 class Drafter:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from dflash_kernels.accept_match import Acceptance
 from dflash_kernels.prepare_block import Block, narrow_block, prepare_block
+from dflash_kernels.self_test import Shapes
 from sglang.srt.environ import envs
 from sglang.srt.layers.logprob_processor import compute_spec_logprobs
 from sglang.srt.managers.utils import GenerationBatchResult
@@ -42,7 +43,7 @@ from dflash_sglang.host.draft_state import DraftState, host_prefix_lens
 from dflash_sglang.host.draft_window import DraftWindow
 from dflash_sglang.host.limits import DraftLimits, draft_range
 from dflash_sglang.host.mask_embedding import load_mask_embedding
-from dflash_sglang.host.ops import prepare_ops
+from dflash_sglang.host.ops import op_shapes, prepare_ops
 from dflash_sglang.host.penalties import PenalisedRows, Penalties
 from dflash_sglang.host.plain_run import Ends, advance, joined
 from dflash_sglang.host.processors import complete_mixed_outputs
@@ -98,9 +99,7 @@ class DFlashWorker(BaseSpecWorker):
         self._build_draft_worker(server_args, gpu_id, nccl_port)
         self._settings = settings = read_settings(get_spec().speculative_adaptive_config)
         self._rule = chosen_rule()
-        prepare_ops(
-            settings.ops, self.device, self.block_size, self.model_runner.model_config.vocab_size
-        )
+        prepare_ops(settings.ops, self.device, self._op_shapes())
         self._limits = DraftLimits(self.block_size, self._draft_range, self.device)
         self._context_kv = ContextKV(self._draft_runner, self.draft_parallel_layout)
         self._penalties = Penalties(self.model_runner.model_config.vocab_size, self.device)
@@ -122,6 +121,15 @@ class DFlashWorker(BaseSpecWorker):
                 self._rule.value,
                 self._settings,
             )
+
+    def _op_shapes(self) -> Shapes:
+        return op_shapes(
+            self.block_size,
+            self.model_runner.model_config.vocab_size,
+            1 if self._rule is Rule.MATCH else self._settings.draft_top_k,
+            self._draft_runner.model,
+            self._draft_runner.kv_cache_dtype,
+        )
 
     def _make_drafter(self) -> Drafter:
         sampling = DraftSampling(self._settings.draft_temperature, self._settings.draft_top_k)
@@ -195,7 +203,8 @@ class DFlashWorker(BaseSpecWorker):
         }
 
     def weight_update_runners(self) -> list[tuple[str, Any]]:
-        """(role, runner) pairs that weight updates apply to."""
+        """(role, runner) pairs that weight updates apply to; asked for before each of them."""
+        self._context_kv.weights_change()
         return [("draft", self._draft_runner)]
 
     def alloc_memory_pool(
@@ -216,6 +225,7 @@ class DFlashWorker(BaseSpecWorker):
             )
         if self._window is not None:
             self._window.bind(req_to_token_pool, self._draft_runner.req_to_token_pool)
+        self._context_kv.bind()
 
     def init_attention_backends(self) -> None:
         """Create the drafter's attention backend."""
@@ -363,10 +373,11 @@ class DFlashWorker(BaseSpecWorker):
     ) -> Pass:
         block = self._next_block(batch, anchor_ids, self.block_size if width > 1 else 1)
         plan = self._plan_slots(batch, block)
-        draft = self._draft(batch, block, plan, width)
-        block = narrow_block(block, width)
+        drafted = self._draft(batch, block, plan, width)
+        block = narrow_block(block._replace(ids=drafted.ids), width)
+        draft = drafted.cut_to(block.ids)
         penalised = self._penalties.rows_of(batch)
-        verified = self._verifier.verify(batch, draft.ids, block, plan, penalised, grammar_barrier)
+        verified = self._verifier.verify(batch, block, plan, penalised, grammar_barrier)
         accepted = self._acceptor.accept(
             batch, draft, verified.logits, block.positions, self._limits.of(batch)
         )
@@ -391,7 +402,7 @@ class DFlashWorker(BaseSpecWorker):
         return result
 
     def _draft(self, batch: ScheduleBatch, block: Block, plan: KVLocPlan, width: int) -> Draft:
-        """The part of the drafted block that is verified; at width 1 nothing is drafted."""
+        """The drafted block; where one token is verified nothing is drafted."""
         if width == 1:
             return Draft(block.ids, None)
         self._context_kv.flush()
@@ -400,7 +411,7 @@ class DFlashWorker(BaseSpecWorker):
             uniforms = self._acceptor.uniforms(
                 len(block.ids), self.block_size - 1, block.ids.device
             )
-        return self._drafter.propose(batch, block, plan, uniforms).narrow(width)
+        return self._drafter.propose(batch, block, plan, uniforms)
 
     def _next_block(self, batch: ScheduleBatch, anchor_ids: Tensor, block_size: int) -> Block:
         return prepare_block(
