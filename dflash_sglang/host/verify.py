@@ -57,7 +57,7 @@ class Verifier:
             batch: the decode batch; its forward fields are overwritten (the scheduler restores
                 them).
             block: the drafted ids, with the anchor in column 0; positions and slots.
-            plan: the step's slot ids, of the whole block.
+            plan: the block's slot ids.
             penalised: the rows with penalties.
             grammar_barrier: advances grammars over the previous step's tokens; None when they
                 already are.
@@ -94,7 +94,6 @@ class Verifier:
             draft_token_num=width,
             capture_hidden_mode=CaptureHiddenMode.FULL,
             kv_loc_plan=plan,
-            kv_loc_cols=slice(0, width),
         )
         batch.out_cache_loc = block.slots.view(-1)
         # Attention plans from host lengths that include the block.

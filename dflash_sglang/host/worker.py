@@ -376,6 +376,8 @@ class DFlashWorker(BaseSpecWorker):
         drafted = self._draft(batch, block, plan, width)
         block = narrow_block(block._replace(ids=drafted.ids), width)
         draft = drafted.cut_to(block.ids)
+        if width < drafted.ids.shape[1]:
+            plan = self._plan_slots(batch, block)  # its slots lie side by side again
         penalised = self._penalties.rows_of(batch)
         verified = self._verifier.verify(batch, block, plan, penalised, grammar_barrier)
         accepted = self._acceptor.accept(
@@ -424,7 +426,7 @@ class DFlashWorker(BaseSpecWorker):
         )
 
     def _plan_slots(self, batch: ScheduleBatch, block: Block) -> KVLocPlan:
-        """The step's slot ids, which draft, verify and context KV all write."""
+        """Slot ids of a block, which draft, verify and context KV all write."""
         return self.model_runner.kv_index_translator.plan(
             req_pool_indices=batch.req_pool_indices,
             seq_lens=batch.seq_lens,
@@ -457,9 +459,7 @@ class DFlashWorker(BaseSpecWorker):
             append = self._context_kv.append_later
         append(
             verified.features,
-            plan.write_ids(
-                self._draft_runner.kv_index_translator, cols=slice(0, block.ids.shape[1])
-            ),
+            plan.write_ids(self._draft_runner.kv_index_translator),
             block.positions.view(-1),
         )
         verified.logits_output.hidden_states = None  # else copied to the host
