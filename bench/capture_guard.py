@@ -4,6 +4,8 @@ The step runs on fake CUDA tensors, beside real ones on the host: nothing is com
 seen. Streams and events, allocations by libraries and the inside of a custom op are not.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -21,9 +23,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from bench.byte_counter import tensors_in
 
 BATCHES = (1, 4, 64)
-# Sections: what the worker runs itself, what is folded into the draft's graph, what the scheduler
-# does with the new lengths.
-SECTIONS = STEP, GRAPH, SCHEDULER = "step", "draft graph", "scheduler"
+# Sections: what the worker runs itself, what is folded into the draft's graph, planning attention
+# before both forwards, what the scheduler does with the new lengths.
+SECTIONS = STEP, GRAPH, PLAN, SCHEDULER = "step", "draft graph", "attention plan", "scheduler"
 
 # fmt: off
 # Their result is read by the host, or its shape is.
@@ -80,6 +82,10 @@ class CaptureGuard(TorchDispatchMode):
         """Count a kernel that is launched past the dispatcher."""
         self.dispatched.append(Dispatched(self._section, op))
 
+    def kernel(self, name: str) -> Kernel:
+        """Stands for such a kernel."""
+        return Kernel(self, name)
+
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
@@ -104,6 +110,21 @@ class CaptureGuard(TorchDispatchMode):
         if name.split("::")[1] not in SILENT and not _is_view(func, given, result):
             self.launch(name)
         return result
+
+
+class Kernel:
+    """A kernel that is counted, not launched."""
+
+    def __init__(self, guard: CaptureGuard, name: str) -> None:
+        self._guard = guard
+        self._name = name
+
+    def __getitem__(self, grid: Any) -> Kernel:
+        return self
+
+    def __call__(self, *_: Any, **__: Any) -> None:
+        """Count a launch."""
+        self._guard.launch(self._name)
 
 
 def _is_view(func: Any, given: Sequence[Tensor], result: Any) -> bool:

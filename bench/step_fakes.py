@@ -31,6 +31,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 from transformers import Qwen3Config
 
 from bench.capture_guard import GRAPH, SCHEDULER, CaptureGuard
+from bench.step_planning import Planner
 
 BLOCK = 16
 VOCABULARY = 248_320
@@ -92,6 +93,10 @@ def new(*shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
     return torch.empty(shape, dtype=dtype, device="cuda")
 
 
+def _new_int32(*shape: int) -> Tensor:
+    return new(*shape, dtype=torch.int32)
+
+
 class Anything(SimpleNamespace):
     """What is not set is None."""
 
@@ -123,8 +128,7 @@ class FakeServer:
         self.target_runner = self._runner(
             model=_Verifier(),
             sampler=None,
-            attn_backend=_Attention(),
-            _get_attention_backend=lambda init_new_workspace: _Attention(),
+            _get_attention_backend=lambda init_new_workspace: self.target_runner.attn_backend,
         )
         self.target_worker = SimpleNamespace(
             model_runner=self.target_runner,
@@ -164,6 +168,7 @@ class FakeServer:
             device="cuda",
             is_draft_worker=False,
             kv_index_translator=translator,
+            attn_backend=Planner(lambda: self.guard, translator, _new_int32, MAX_REQUESTS),
             token_to_kv_pool=self.pool,
             kv_cache_dtype=BF16,
             req_to_token_pool=SimpleNamespace(req_to_token=self.req_to_token),
@@ -175,6 +180,7 @@ class FakeServer:
 
     def _draft_forward(self, forward_batch: Any) -> Any:
         """As a graph is replayed: what was folded into it runs, and counts, inside."""
+        self.draft_runner.attn_backend.init_forward_metadata(forward_batch)
         tokens = forward_batch.input_ids.shape[0]
         output = LogitsProcessorOutput(
             next_token_logits=None, hidden_states=new(tokens, HIDDEN, dtype=BF16)
@@ -184,7 +190,11 @@ class FakeServer:
                 hook(self.draft_runner, output, forward_batch, tokens)
         return SimpleNamespace(logits_output=output, can_run_graph=True)
 
-    def _verify_forward(self, *, forward_batch: Any, **_: Any) -> GenerationBatchResult:
+    def _verify_forward(
+        self, *, forward_batch: Any, skip_attn_backend_init: bool | None = None, **_: Any
+    ) -> GenerationBatchResult:
+        if not skip_attn_backend_init:
+            self.target_runner.attn_backend.init_forward_metadata(forward_batch)
         tokens = forward_batch.input_ids.shape[0]
         output = LogitsProcessorOutput(
             next_token_logits=new(tokens, VOCABULARY, dtype=torch.float32),
@@ -255,13 +265,6 @@ def sampling_info(traffic: Traffic) -> SamplingBatchInfo:
         need_min_p_sampling=False,
         vocab_size=VOCABULARY,
     )
-
-
-class _Attention:
-    """A backend whose planning is not looked at."""
-
-    def init_forward_metadata(self, forward_batch: Any) -> None:
-        """Plan nothing."""
 
 
 class _Verifier(nn.Module):

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
-from typing import Any
 from unittest import mock
 
 import torch
@@ -20,30 +19,16 @@ from sglang.srt.speculative.draft_worker_common import (
 )
 from sglang.srt.speculative.spec_tp_sync import SpecTpSync
 
-from bench.capture_guard import CaptureGuard
+from bench.capture_guard import CaptureGuard, Kernel
 from bench.step_fakes import BLOCK, CONTEXT, MAX_REQUESTS, FakeServer, Traffic, new
 
 
-class _Kernel:
-    """A Triton kernel that is counted, not launched."""
-
-    def __init__(self, server: FakeServer, name: str) -> None:
-        self._server = server
-        self._name = name
-
-    def __getitem__(self, grid: Any) -> Callable[..., None]:
-        return self
-
-    def __call__(self, *_: Any, **__: Any) -> None:
-        self._server.guard.launch(self._name)
-
-
 @contextmanager
-def sglang_kernels(server: FakeServer) -> Iterator[None]:
+def sglang_kernels(server: FakeServer, guard: CaptureGuard) -> Iterator[None]:
     """In place of the kernels that SGLang launches past torch's dispatcher."""
 
-    def kernel(name: str) -> _Kernel:
-        return _Kernel(server, f"sglang::{name}")
+    def kernel(name: str) -> Kernel:
+        return guard.kernel(f"sglang::{name}")
 
     patches = [
         (module, "_prepare_dflash_draft_block_unchecked", kernel("prepare_block")),
@@ -75,7 +60,7 @@ class SGLangStep:
         )
         batch = self._server.batch(traffic, state)
         publish = self._server.publish(batch.req_pool_indices)
-        with self._server.guarded(strict=False) as guard, sglang_kernels(self._server):
+        with self._server.guarded(strict=False) as guard, sglang_kernels(self._server, guard):
             self._worker.forward_batch_generation(batch, on_publish=publish)
         return guard
 
