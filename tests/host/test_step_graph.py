@@ -5,8 +5,9 @@ The worker's own code runs (see bench/step_fakes.py); each planted fault changes
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
-from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,9 +15,9 @@ import torch
 from dflash_kernels.accept_match import Acceptance
 from torch import Tensor
 
-from bench.capture_guard import BATCHES, CaptureError, check_step
+from bench.capture_guard import CaptureError, check_step
 from bench.step_fakes import BLOCK, FakeServer, Traffic, fake_gpu, new
-from bench.step_launches import BUDGET, OurStep
+from bench.step_launches import BUDGET, OurStep, count_all
 from dflash_sglang.host import acceptance
 from dflash_sglang.host.context_kv import ContextKV
 from dflash_sglang.host.draft import Drafter
@@ -108,8 +109,16 @@ def branch_on_acceptance(accepted: Acceptance) -> None:
         accepted.commit_len.clone()
 
 
-def instead(wrong: Callable[..., Any]) -> Wrap:
-    return lambda right: partial(wrong, right)
+def instead(fault: Callable[..., Any]) -> Wrap:
+    """The fault, which is also given the function as it is."""
+
+    def wrap(right: Callable[..., Any]) -> Callable[..., Any]:
+        def wrong(*args: Any, **options: Any) -> Any:
+            return fault(right, *args, **options)
+
+        return wrong
+
+    return wrap
 
 
 def only_accepted(
@@ -191,19 +200,16 @@ def test_a_planted_fault_is_caught(
     fault: str, step: OurStep, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     owner, name, wrap, message = FAULTS[fault]
-    wrapped = wrap(getattr(owner, name))
-    # A partial is no method.
-    wrong = lambda *args, **options: wrapped(*args, **options)  # noqa: E731
-    monkeypatch.setattr(owner, name, wrong)
+    monkeypatch.setattr(owner, name, wrap(getattr(owner, name)))
     with pytest.raises(CaptureError, match=message):
         check(step, GREEDY)
 
 
 def test_layers_written_one_by_one_exceed_the_budget(step: OurStep) -> None:
     step.worker._context_kv._one_by_one = True
-    with pytest.raises(AssertionError):
-        assert len(check(step, GREEDY)) <= BUDGET["greedy"]
+    assert len(check(step, GREEDY)) > BUDGET["greedy"]
 
 
-def test_batches_are_one_some_and_many() -> None:
-    assert BATCHES == (1, 4, 64)
+def test_the_documented_rows_are_what_is_counted() -> None:
+    file = Path(__file__).resolve().parents[2] / "docs/data/step_launches.json"
+    assert json.loads(file.read_text()) == [row._asdict() for row in count_all()]
