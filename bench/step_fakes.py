@@ -2,7 +2,7 @@
 
 The two model forwards return tensors of the right shapes; everything else of a decode step is what
 serves: the worker and its parts, SGLang's slot plans and forward batches, its drafter's weights and
-KV pool. Kernels are custom ops, which a fake tensor's op does not launch.
+KV pool. A custom op on fake tensors launches no kernel.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any
 from unittest import mock
 
 import torch
@@ -20,36 +20,29 @@ from sglang.srt.managers.overlap_utils import FutureMap
 from sglang.srt.managers.utils import GenerationBatchResult
 from sglang.srt.mem_cache.kv_index_translator import KVIndexTranslator
 from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
-from sglang.srt.model_executor.forward_batch_info import ForwardMode
 from sglang.srt.models.dflash import DFlashDraftModel
 from sglang.srt.runtime_context import get_context, get_parallel
-from sglang.srt.sampling.sampling_batch_info import SamplingBatchInfo
-from sglang.srt.sampling.sampling_params import TOP_K_ALL
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
+from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import Qwen3Config
 
 from bench.capture_guard import GRAPH, SCHEDULER, CaptureGuard
 from bench.step_planning import Planner
+from bench.step_traffic import (
+    BLOCK,
+    CONTEXT,
+    HIDDEN,
+    MAX_REQUESTS,
+    VOCABULARY,
+    Anything,
+    new,
+)
 
-BLOCK = 16
-VOCABULARY = 248_320
-HIDDEN = 2048
 TAPS = (1, 10, 19, 28, 37)
 LAYERS = 5
 SLOTS = 1 << 16
-MAX_REQUESTS = 64
-CONTEXT = 4096
 BF16 = torch.bfloat16
-
-
-class Traffic(NamedTuple):
-    """The requests of a step."""
-
-    batch: int
-    sampled: bool  # temperature, no filters; otherwise greedy
-    width: int = BLOCK  # verified tokens
 
 
 @torch.library.custom_op("dflash_bench::rms_norm", mutates_args=())
@@ -86,22 +79,6 @@ def fake_gpu() -> Iterator[None]:
 def _caches_of(keys: Any, values: Any, scales: Tensor | None = None) -> LayerCaches:
     """`LayerCaches.of` without addresses, which fake tensors have not."""
     return LayerCaches(keys, values, new(len(keys), 2), scales)
-
-
-def new(*shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
-    """A tensor on the fake GPU."""
-    return torch.empty(shape, dtype=dtype, device="cuda")
-
-
-def _new_int32(*shape: int) -> Tensor:
-    return new(*shape, dtype=torch.int32)
-
-
-class Anything(SimpleNamespace):
-    """What is not set is None."""
-
-    def __getattr__(self, name: str) -> None:
-        return None
 
 
 class FakeServer:
@@ -168,7 +145,7 @@ class FakeServer:
             device="cuda",
             is_draft_worker=False,
             kv_index_translator=translator,
-            attn_backend=Planner(lambda: self.guard, translator, _new_int32, MAX_REQUESTS),
+            attn_backend=Planner(lambda: self.guard, translator),
             token_to_kv_pool=self.pool,
             kv_cache_dtype=BF16,
             req_to_token_pool=SimpleNamespace(req_to_token=self.req_to_token),
@@ -222,49 +199,6 @@ class FakeServer:
                 FutureMap.publish(relay, rows, new_seq_lens)  # type: ignore[arg-type]
 
         return on_publish
-
-    def batch(self, traffic: Traffic, spec_info: Any) -> Any:
-        """What the scheduler hands over, in a steady step of an overlapped server."""
-        bs = traffic.batch
-        top_k = TOP_K_ALL if traffic.sampled else 1
-        params = SimpleNamespace(
-            top_k=top_k, top_p=1.0, min_p=0.0, temperature=1.0, custom_params=None
-        )
-        reqs = [Anything(rid=str(i), sampling_params=params) for i in range(bs)]
-        with unset_fake_temporarily():  # the host's own tensors are real
-            lens = torch.full((bs,), 100)
-        return Anything(
-            reqs=reqs,
-            forward_mode=ForwardMode.DECODE,
-            spec_algorithm=SpeculativeAlgorithm.DFLASH,
-            spec_info=spec_info,
-            seq_lens=new(bs),
-            seq_lens_cpu=lens,
-            seq_lens_sum=100 * bs,
-            req_pool_indices=new(bs),
-            sampling_info=sampling_info(traffic),
-            can_run_decode_cuda_graph=True,
-            has_grammar=False,
-            return_logprob=False,
-            is_extend_in_batch=False,
-        )
-
-
-def sampling_info(traffic: Traffic) -> SamplingBatchInfo:
-    """Temperature alone, or greedy."""
-    bs = traffic.batch
-    return SamplingBatchInfo(
-        temperatures=new(bs, 1, dtype=torch.float32),
-        top_ps=new(bs, dtype=torch.float32),
-        top_ks=new(bs, dtype=torch.int32),
-        min_ps=new(bs, dtype=torch.float32),
-        is_all_greedy=not traffic.sampled,
-        is_any_greedy=not traffic.sampled,
-        need_top_p_sampling=False,
-        need_top_k_sampling=not traffic.sampled,
-        need_min_p_sampling=False,
-        vocab_size=VOCABULARY,
-    )
 
 
 class _Verifier(nn.Module):

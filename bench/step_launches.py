@@ -24,8 +24,9 @@ from torch import Tensor
 
 from bench.capture_guard import SECTIONS, CaptureGuard
 from bench.kernels import print_table, write_json
-from bench.step_fakes import BLOCK, FakeServer, Traffic, fake_gpu, new
+from bench.step_fakes import FakeServer, fake_gpu
 from bench.step_sglang import SGLangStep
+from bench.step_traffic import BLOCK, Traffic, make_batch, new
 from dflash_sglang.host import worker as worker_module
 from dflash_sglang.host.draft_state import DraftState
 from dflash_sglang.host.widths import Choice
@@ -63,7 +64,7 @@ class OurStep:
             CaptureError: it reads the device or copies between device and host.
         """
         state = DraftState(bonus_tokens=new(traffic.batch), new_seq_lens=new(traffic.batch))
-        batch = self._server.batch(traffic, state)
+        batch = make_batch(traffic, state)
         publish = self._server.publish(batch.req_pool_indices)
         choice = mock.patch.object(
             self.worker._widths, "choose", return_value=Choice(traffic.width, passes=1)

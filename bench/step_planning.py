@@ -18,6 +18,7 @@ from sglang.srt.mem_cache import kv_index_translator
 from torch import Tensor
 
 from bench.capture_guard import PLAN, CaptureGuard
+from bench.step_traffic import MAX_REQUESTS, new
 
 
 class Planner:
@@ -27,21 +28,15 @@ class Planner:
         self,
         guard: Callable[[], CaptureGuard],
         translator: kv_index_translator.KVIndexTranslator,
-        new: Callable[..., Tensor],
-        max_batch: int,
     ) -> None:
         """Makes a backend's planner.
 
         Args:
             guard: of the step that runs.
             translator: of the model runner.
-            new: makes int32 tensors on the fake GPU.
-            max_batch: requests.
         """
         self._guard = guard
-        self._new = new
         updater = object.__new__(flashinfer_backend.FlashInferIndicesUpdaterPrefill)
-        lengths = {name: new(max_batch + 1) for name in ("kv_indptr", "qo_indptr")}
         vars(updater).update(
             num_qo_heads=16,
             num_kv_heads=8,
@@ -49,9 +44,10 @@ class Planner:
             data_type=torch.bfloat16,
             q_data_type=torch.bfloat16,
             attn_backend=SimpleNamespace(kv_index_translator=translator),
-            kv_last_page_len=new(max_batch),
+            kv_last_page_len=_integers(MAX_REQUESTS),
+            kv_indptr=[_integers(MAX_REQUESTS + 1)],
+            qo_indptr=[_integers(MAX_REQUESTS + 1)],
             prefill_wrapper_ragged=None,
-            **{name: [buffer] for name, buffer in lengths.items()},
         )
         self._updater = updater
 
@@ -85,13 +81,17 @@ class Planner:
             _cached_module=SimpleNamespace(plan=self._guard().kernel("flashinfer::plan")),
             _max_total_num_rows=None,
             _custom_mask_buf=None,
-            _qo_indptr_buf=self._new(batch + 1),
-            _paged_kv_indptr_buf=self._new(batch + 1),
-            _paged_kv_last_page_len_buf=self._new(batch),
-            _paged_kv_indices_buf=self._new(1 << 20),
+            _qo_indptr_buf=_integers(batch + 1),
+            _paged_kv_indptr_buf=_integers(batch + 1),
+            _paged_kv_last_page_len_buf=_integers(batch),
+            _paged_kv_indices_buf=_integers(1 << 20),
             _float_workspace_buffer=None,
             _int_workspace_buffer=None,
             _pin_memory_int_workspace_buffer=None,
         )
         wrapper.begin_forward = partial(flashinfer_backend.fast_prefill_plan, wrapper)
         return wrapper
+
+
+def _integers(size: int) -> Tensor:
+    return new(size, dtype=torch.int32)

@@ -20,7 +20,8 @@ from sglang.srt.speculative.draft_worker_common import (
 from sglang.srt.speculative.spec_tp_sync import SpecTpSync
 
 from bench.capture_guard import CaptureGuard, Kernel
-from bench.step_fakes import BLOCK, CONTEXT, MAX_REQUESTS, FakeServer, Traffic, new
+from bench.step_fakes import FakeServer
+from bench.step_traffic import BLOCK, CONTEXT, MAX_REQUESTS, Traffic, make_batch, new
 
 
 @contextmanager
@@ -58,7 +59,7 @@ class SGLangStep:
         state = make_draft_input_v2(
             bonus_tokens=new(traffic.batch), new_seq_lens=new(traffic.batch)
         )
-        batch = self._server.batch(traffic, state)
+        batch = make_batch(traffic, state)
         publish = self._server.publish(batch.req_pool_indices)
         with self._server.guarded(strict=False) as guard, sglang_kernels(self._server, guard):
             self._worker.forward_batch_generation(batch, on_publish=publish)

@@ -15,9 +15,11 @@ import torch
 from dflash_kernels.accept_match import Acceptance
 from torch import Tensor
 
+from bench import step_launches
 from bench.capture_guard import CaptureError, check_step
-from bench.step_fakes import BLOCK, FakeServer, Traffic, fake_gpu, new
+from bench.step_fakes import FakeServer, fake_gpu
 from bench.step_launches import BUDGET, OurStep, count_all
+from bench.step_traffic import BLOCK, Traffic, make_batch, new
 from dflash_sglang.host import acceptance
 from dflash_sglang.host.context_kv import ContextKV
 from dflash_sglang.host.draft import Drafter
@@ -72,7 +74,6 @@ def test_filtered_requests_are_drawn_by_sglangs_sampler(
     monkeypatch.setattr(TargetSampler, "choose", choose)
     step.run(SAMPLED)
     assert drawn == []
-    make_batch = step._server.batch
 
     def filtering(*args: Any) -> Any:
         batch = make_batch(*args)
@@ -80,7 +81,7 @@ def test_filtered_requests_are_drawn_by_sglangs_sampler(
         batch.reqs[-1].sampling_params.top_p = 0.9
         return batch
 
-    monkeypatch.setattr(step._server, "batch", filtering)
+    monkeypatch.setattr(step_launches, "make_batch", filtering)
     step.run(SAMPLED._replace(batch=4))
     assert drawn == [4]
 
