@@ -20,7 +20,7 @@ from dflash_sglang.errors import ConfigError
 READY = "DFLASH worker of dflash_sglang ready"
 WORKER_VARIABLE = "DFLASH_SGLANG_WORKER"
 SETTINGS_FLAG = "--speculative-adaptive-config"
-MAX_TOP_K = 64
+MAX_TOP_K = 32  # of the op that finds them
 
 
 class WorkerChoice(Enum):

@@ -14,6 +14,7 @@ from torch import Tensor
 from dflash_sglang.core import accept
 from dflash_sglang.core.accept import Rule, Thresholds
 from dflash_sglang.host.draft import Draft
+from dflash_sglang.host.fused_draw import draw_and_accept, draws_fused
 from dflash_sglang.host.sampling import TargetSampler
 
 if TYPE_CHECKING:
@@ -95,6 +96,8 @@ class Acceptor:
     ) -> Acceptance:
         thresholds = self._current_thresholds()
         relax = not (thresholds.exact or batch.sampling_info.is_all_greedy)
+        if not relax and not batch.sampling_info.is_all_greedy and draws_fused(batch, logits):
+            return self._draw(batch, draft_ids, logits, limit)
         # Before the draw: the sampler overwrites the logits.
         probs = self._sampler.probs(logits, batch, draft_ids.shape) if relax else None
         target_ids = self._sampler.choose(logits, batch, positions)
@@ -106,6 +109,16 @@ class Acceptor:
             also = accept.relaxed(draft_ids, target_ids, probs, uniforms, thresholds)
             also &= (batch.sampling_info.top_ks > 1)[:, None]
         return accept.match(draft_ids, target_ids, batch.seq_lens, limit=limit, also=also)
+
+    def _draw(
+        self, batch: ScheduleBatch, draft_ids: Tensor, logits: Tensor, limit: Tensor | None
+    ) -> Acceptance:
+        accepted = draw_and_accept(batch, draft_ids, logits, limit)
+        if not self._tp_sync.enabled(SpecTpSyncSite.DFLASH_ACCEPT_SAMPLE):
+            return accepted
+        # As below: ranks have drawn seeds of their own, rank 0 decides.
+        target_ids = self._tp_sync.sync(SpecTpSyncSite.DFLASH_ACCEPT_SAMPLE, accepted.output_ids)
+        return accept.match(draft_ids, target_ids, batch.seq_lens, limit=limit)
 
     def _current_thresholds(self) -> Thresholds:
         """The thresholds in force: SGLang's /set_internal_state can change them."""

@@ -205,6 +205,13 @@ HOST_NAMES: tuple[Name, ...] = (
         "slot ids of a step",
     ),
     Name(f"{_S}.mem_cache.memory_pool:KVWriteLoc", None, "context KV"),
+    Name(
+        f"{_S}.mem_cache.memory_pool:MHATokenToKVPool.set_kv_buffer",
+        ("layer", "loc_info", "cache_k", "cache_v", "k_scale", "v_scale"),
+        "context KV",
+    ),
+    Name(f"{_S}.mem_cache.memory_pool:MHATokenToKVPool.is_quantized_kv_cache", None, "context KV"),
+    Name(f"{_S}.speculative.dflash_utils:can_dflash_slice_qkv_weight", ("qkv_proj",), "context KV"),
     Name(f"{_S}.mem_cache.memory_pool:ReqToTokenPool", None, "request-to-slot table"),
     # Drafting.
     Name(f"{_S}.configs.draft_parallel:DraftParallelLayout", None, "draft placement"),
@@ -322,6 +329,10 @@ HOST_NAMES: tuple[Name, ...] = (
             "top_ks",
             "min_ps",
             "is_all_greedy",
+            "is_any_greedy",
+            "need_top_p_sampling",
+            "need_top_k_sampling",
+            "need_min_p_sampling",
             "sampling_seed",
             "logit_bias",
             "grammars",
@@ -340,6 +351,11 @@ HOST_NAMES: tuple[Name, ...] = (
         f"{_S}.speculative.spec_utils:build_grammar_vocab_mask",
         ("reqs", "tree", "sampling_info", "device", "barrier"),
         "grammars",
+    ),
+    Name(
+        f"{_S}.speculative.spec_tp_sync:SpecTpSync.enabled",
+        ("site",),
+        "one decision for all ranks",
     ),
     Name(
         f"{_S}.speculative.spec_tp_sync:SpecTpSync.sync",

@@ -60,10 +60,16 @@ class Draft(NamedTuple):
     # [bs, width - 1] float32, the drafter's probability of each, if it was asked.
     confidences: Tensor | None = None
 
-    def narrow(self, width: int) -> Draft:
-        """The first `width` columns of drafts that were not drawn."""
-        assert self.proposal is None
-        return Draft(self.ids[:, :width].contiguous(), None)
+    def cut_to(self, ids: Tensor) -> Draft:
+        """The part of the block that is verified.
+
+        Args:
+            ids: [bs, width] int64, its leading columns.
+        """
+        if self.proposal is None:
+            return Draft(ids, None)
+        drafts = ids.shape[1] - 1
+        return Draft(ids, Proposal(*(columns[:, :drafts] for columns in self.proposal)))
 
 
 class Drafter:
@@ -102,15 +108,17 @@ class Drafter:
         self._width = max(widths)  # of the graph that is captured, or the pass that runs
         self._runners = WidthRunners(draft_runner, tuple(widths), self._prepare)
 
+    def capture_tail(self) -> None:
+        """Fold the head and the argmax into the draft CUDA graphs; call before capture."""
+        self._runner.capture_tail_hooks.append(make_draft_sampler_capture_hook(self._tail))
+
     def init_graphs(self, draft_worker: TpModelWorker, *, capture: bool) -> None:
         """Make the draft pass of every width ready to run.
 
         Args:
             draft_worker: that has the drafter's attention backend for whole blocks.
-            capture: whether to capture CUDA graphs, with the head and the argmax in them.
+            capture: whether to capture CUDA graphs.
         """
-        if capture:
-            self._runner.capture_tail_hooks.append(make_draft_sampler_capture_hook(self._tail))
         with draft_pp_context(), draft_tp_context(self._layout):
             draft_worker.init_cuda_graphs(capture_decode_cuda_graph=capture)
             self._runners.build(capture=capture)

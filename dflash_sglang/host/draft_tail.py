@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from dflash_kernels.draft_tail import draft_tail
 from sglang.srt.runtime_context import get_parallel
 from torch import Tensor
 
@@ -29,7 +30,7 @@ class DraftTail:
         self._first_id: int = shard.org_vocab_start_index
         device = next(lm_head.parameters()).device
         shape = (max_batch_size, block_size - 1, top_k)
-        self._buffers = (
+        self.buffers = (
             torch.zeros(shape, dtype=torch.int64, device=device),
             torch.zeros(shape, dtype=torch.float32, device=device),
             torch.zeros(shape[:2], dtype=torch.float32, device=device),
@@ -37,13 +38,13 @@ class DraftTail:
 
     def __call__(self, hidden: Tensor, input_ids: Tensor | None = None) -> None:
         """Keep the candidates of `hidden`; the signature is the capture-tail hook's."""
-        for buffer, values in zip(self._buffers, self.top(hidden, normaliser=True), strict=True):
+        for buffer, values in zip(self.buffers, self.top(hidden, normaliser=True), strict=True):
             assert values is not None
             buffer[: values.shape[0]].copy_(values)
 
     def kept(self, bs: int) -> Candidates:
         """What the last replay left for the first `bs` requests."""
-        return Candidates(*(buffer[:bs] for buffer in self._buffers))
+        return Candidates(*(buffer[:bs] for buffer in self.buffers))
 
     def top(self, hidden: Tensor, *, normaliser: bool) -> Candidates:
         """Most likely tokens of every position after the anchor.
@@ -53,31 +54,37 @@ class DraftTail:
             normaliser: whether the candidates' `lse` is wanted.
 
         Returns:
-            K = top_k candidates. With K = 1 ties go to the smallest id, on any number of ranks.
+            K = top_k candidates; ties go to the smallest id, on any number of ranks.
         """
         blocks = hidden.view(-1, self._block_size, hidden.shape[-1])
         drafted = blocks[:, 1:].reshape(-1, hidden.shape[-1])
-        logits = self._head.quant_method.apply(self._head, drafted, None)[:, : self._num_ids]
-        values, ids = _top(logits, self._top_k)
-        lse = logits.logsumexp(dim=1, keepdim=True) if normaliser else None
+        # [bs * (block_size - 1), columns], in the head's dtype: the op makes no float32 copy.
+        logits = self._head.quant_method.apply(self._head, drafted, None)
+        tail = draft_tail(logits, num_ids=self._num_ids, top=self._top_k, normaliser=normaliser)
+        values, ids, lse = tail.values, tail.ids, tail.lse
         if self._tp_group.world_size > 1:
-            # Ranks hold ascending id ranges, so a tie goes to the smallest id here as well.
             all_values = self._tp_group.all_gather(values, dim=1)
             all_ids = self._tp_group.all_gather(ids + self._first_id, dim=1)
-            values, index = _top(all_values, self._top_k)
-            ids = all_ids.gather(1, index)
+            values, ids = merge_ranks(all_values, all_ids, self._top_k)
             if lse is not None:
-                lse = self._tp_group.all_gather(lse, dim=1).logsumexp(dim=1)
+                lse = self._tp_group.all_gather(lse[:, None], dim=1).logsumexp(dim=1)
         shape = (len(blocks), self._block_size - 1, self._top_k)
         return Candidates(
-            ids.view(shape),
-            values.to(torch.float32).view(shape),
-            None if lse is None else lse.to(torch.float32).view(shape[:2]),
+            ids.view(shape), values.view(shape), None if lse is None else lse.view(shape[:2])
         )
 
 
-def _top(values: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
-    """The largest values of every row and their columns, [rows, top_k] each."""
-    if top_k > 1:
-        return values.topk(top_k, dim=1)
-    return values.max(dim=1, keepdim=True)
+def merge_ranks(values: Tensor, ids: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
+    """The K largest of what all ranks found in their parts of the vocabulary.
+
+    Args:
+        values: [rows, ranks * top_k] float32, each rank's largest logits first.
+        ids: [rows, ranks * top_k] int64. Ranks hold ascending ids, so among equal values the
+            smallest id comes first.
+        top_k: K.
+
+    Returns:
+        Values and ids, [rows, top_k] each, largest first, the smallest id among equals.
+    """
+    largest, order = values.sort(dim=1, descending=True, stable=True)
+    return largest[:, :top_k], ids.gather(1, order[:, :top_k])

@@ -46,7 +46,6 @@ class Verifier:
     def verify(
         self,
         batch: ScheduleBatch,
-        draft_ids: Tensor,
         block: Block,
         plan: KVLocPlan,
         penalised: PenalisedRows | None,
@@ -57,16 +56,15 @@ class Verifier:
         Args:
             batch: the decode batch; its forward fields are overwritten (the scheduler restores
                 them).
-            draft_ids: [bs, width] int64, column 0 the anchor.
-            block: positions and slots, [bs, width].
-            plan: the step's slot ids, of the whole block.
+            block: the drafted ids, with the anchor in column 0; positions and slots.
+            plan: the block's slot ids.
             penalised: the rows with penalties.
             grammar_barrier: advances grammars over the previous step's tokens; None when they
                 already are.
         """
         # Starts its copy to the host, so before the forward pass that hides it.
-        grammar_tree = GrammarTree.from_linear_chain(draft_ids) if batch.has_grammar else None
-        forward_result = self._forward(batch, draft_ids, block, plan)
+        grammar_tree = GrammarTree.from_linear_chain(block.ids) if batch.has_grammar else None
+        forward_result = self._forward(batch, block, plan)
         logits_output = forward_result.logits_output
         logits = logits_output.next_token_logits
         grammar_mask = None
@@ -78,7 +76,7 @@ class Verifier:
                 device=logits.device,
                 barrier=grammar_barrier,
             )
-        self._sampler.adjust(logits, batch, draft_ids, penalised, grammar_mask)
+        self._sampler.adjust(logits, batch, block.ids, penalised, grammar_mask)
         return Verified(
             logits=logits,
             features=logits_output.hidden_states,
@@ -87,16 +85,15 @@ class Verifier:
         )
 
     def _forward(
-        self, batch: ScheduleBatch, draft_ids: Tensor, block: Block, plan: KVLocPlan
+        self, batch: ScheduleBatch, block: Block, plan: KVLocPlan
     ) -> GenerationBatchResult:
-        width = draft_ids.shape[1]
+        width = block.ids.shape[1]
         verify_input = DFlashVerifyInput(
-            draft_token=draft_ids.reshape(-1),
+            draft_token=block.ids.view(-1),
             positions=block.positions.view(-1),
             draft_token_num=width,
             capture_hidden_mode=CaptureHiddenMode.FULL,
             kv_loc_plan=plan,
-            kv_loc_cols=slice(0, width),
         )
         batch.out_cache_loc = block.slots.view(-1)
         # Attention plans from host lengths that include the block.

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from dflash_kernels.accept_match import Acceptance
 from dflash_kernels.prepare_block import Block, narrow_block, prepare_block
+from dflash_kernels.self_test import Shapes
 from sglang.srt.environ import envs
 from sglang.srt.layers.logprob_processor import compute_spec_logprobs
 from sglang.srt.managers.utils import GenerationBatchResult
@@ -42,7 +43,7 @@ from dflash_sglang.host.draft_state import DraftState, host_prefix_lens
 from dflash_sglang.host.draft_window import DraftWindow
 from dflash_sglang.host.limits import DraftLimits, draft_range
 from dflash_sglang.host.mask_embedding import load_mask_embedding
-from dflash_sglang.host.ops import prepare_ops
+from dflash_sglang.host.ops import op_shapes, prepare_ops
 from dflash_sglang.host.penalties import PenalisedRows, Penalties
 from dflash_sglang.host.plain_run import Ends, advance, joined
 from dflash_sglang.host.processors import complete_mixed_outputs
@@ -98,9 +99,7 @@ class DFlashWorker(BaseSpecWorker):
         self._build_draft_worker(server_args, gpu_id, nccl_port)
         self._settings = settings = read_settings(get_spec().speculative_adaptive_config)
         self._rule = chosen_rule()
-        prepare_ops(
-            settings.ops, self.device, self.block_size, self.model_runner.model_config.vocab_size
-        )
+        prepare_ops(settings.ops, self.device, self._op_shapes())
         self._limits = DraftLimits(self.block_size, self._draft_range, self.device)
         self._context_kv = ContextKV(self._draft_runner, self.draft_parallel_layout)
         self._penalties = Penalties(self.model_runner.model_config.vocab_size, self.device)
@@ -122,6 +121,15 @@ class DFlashWorker(BaseSpecWorker):
                 self._rule.value,
                 self._settings,
             )
+
+    def _op_shapes(self) -> Shapes:
+        return op_shapes(
+            self.block_size,
+            self.model_runner.model_config.vocab_size,
+            1 if self._rule is Rule.MATCH else self._settings.draft_top_k,
+            self._draft_runner.model,
+            self._draft_runner.kv_cache_dtype,
+        )
 
     def _make_drafter(self) -> Drafter:
         sampling = DraftSampling(self._settings.draft_temperature, self._settings.draft_top_k)
@@ -195,7 +203,8 @@ class DFlashWorker(BaseSpecWorker):
         }
 
     def weight_update_runners(self) -> list[tuple[str, Any]]:
-        """(role, runner) pairs that weight updates apply to."""
+        """(role, runner) pairs that weight updates apply to; asked for before each of them."""
+        self._context_kv.weights_change()
         return [("draft", self._draft_runner)]
 
     def alloc_memory_pool(
@@ -216,6 +225,7 @@ class DFlashWorker(BaseSpecWorker):
             )
         if self._window is not None:
             self._window.bind(req_to_token_pool, self._draft_runner.req_to_token_pool)
+        self._context_kv.bind()
 
     def init_attention_backends(self) -> None:
         """Create the drafter's attention backend."""
@@ -227,6 +237,8 @@ class DFlashWorker(BaseSpecWorker):
         capture = get_exec().graph.cuda_graph_config.decode.backend != Backend.DISABLED and not (
             current_platform.is_out_of_tree() and not current_platform.capabilities.graph_capture
         )
+        if capture:
+            self._drafter.capture_tail()
         self._drafter.init_graphs(self._draft_worker, capture=capture)
         self._width_runners.build(capture=capture)
         if self._widths.adaptive:
@@ -361,10 +373,16 @@ class DFlashWorker(BaseSpecWorker):
     ) -> Pass:
         block = self._next_block(batch, anchor_ids, choice.width)
         plan = self._plan_slots(batch, block)
-        draft = self._draft(batch, block, plan, choice)
-        block = narrow_block(block, draft.ids.shape[1])
+        drafted = self._draft(batch, block, plan, choice)
+        width = choice.width
+        if drafted.confidences is not None:
+            width = self._widths.narrow(drafted.confidences)
+        block = narrow_block(block._replace(ids=drafted.ids), width)
+        draft = drafted.cut_to(block.ids)
+        if width < choice.width:
+            plan = self._plan_slots(batch, block)  # its slots lie side by side again
         penalised = self._penalties.rows_of(batch)
-        verified = self._verifier.verify(batch, draft.ids, block, plan, penalised, grammar_barrier)
+        verified = self._verifier.verify(batch, block, plan, penalised, grammar_barrier)
         accepted = self._acceptor.accept(
             batch, draft, verified.logits, block.positions, self._limits.of(batch)
         )
@@ -389,17 +407,14 @@ class DFlashWorker(BaseSpecWorker):
         return result
 
     def _draft(self, batch: ScheduleBatch, block: Block, plan: KVLocPlan, choice: Choice) -> Draft:
-        """The part of the drafted block that is verified; at width 1 nothing is drafted."""
+        """The drafted block; where one token is verified nothing is drafted."""
         if choice.width == 1:
             return Draft(block.ids, None)
         self._context_kv.flush()
         if self._acceptor.samples_drafts(batch):
             uniforms = self._acceptor.uniforms(len(block.ids), choice.width - 1, block.ids.device)
             return self._drafter.propose(batch, block, plan, uniforms, confident=False)
-        draft = self._drafter.propose(batch, block, plan, None, confident=choice.confident)
-        if draft.confidences is None:
-            return draft
-        return draft.narrow(self._widths.narrow(draft.confidences))
+        return self._drafter.propose(batch, block, plan, None, confident=choice.confident)
 
     def _next_block(self, batch: ScheduleBatch, anchor_ids: Tensor, block_size: int) -> Block:
         return prepare_block(
@@ -412,7 +427,7 @@ class DFlashWorker(BaseSpecWorker):
         )
 
     def _plan_slots(self, batch: ScheduleBatch, block: Block) -> KVLocPlan:
-        """The step's slot ids, which draft, verify and context KV all write."""
+        """Slot ids of a block, which draft, verify and context KV all write."""
         return self.model_runner.kv_index_translator.plan(
             req_pool_indices=batch.req_pool_indices,
             seq_lens=batch.seq_lens,
@@ -445,9 +460,7 @@ class DFlashWorker(BaseSpecWorker):
             append = self._context_kv.append_later
         append(
             verified.features,
-            plan.write_ids(
-                self._draft_runner.kv_index_translator, cols=slice(0, block.ids.shape[1])
-            ),
+            plan.write_ids(self._draft_runner.kv_index_translator),
             block.positions.view(-1),
         )
         verified.logits_output.hidden_states = None  # else copied to the host

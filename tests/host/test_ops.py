@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import pytest
+import torch
+from dflash_kernels.self_test import Shapes
 
 from dflash_sglang.errors import OpsError
 from dflash_sglang.host import ops
 from dflash_sglang.host.ops import prepare_ops
+
+SHAPES = Shapes(16, 1000, 1, torch.bfloat16, 5, 8, 128, 128, torch.bfloat16)
 
 
 @pytest.fixture
@@ -34,7 +38,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def test_what_a_start_does(
     setting: str, device: str, expected: list[str], calls: list[str]
 ) -> None:
-    prepare_ops(setting, device, 16, 1000)
+    prepare_ops(setting, device, SHAPES)
     assert calls == expected
 
 
@@ -44,5 +48,5 @@ def test_a_failure_names_op_error_and_remedy(monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr(ops, "self_test", failing)
     with pytest.raises(OpsError, match="accept_match differs") as stopped:
-        prepare_ops("triton", "cuda", 16, 1000)
+        prepare_ops("triton", "cuda", SHAPES)
     assert '{"ops": "reference"}' in str(stopped.value)

@@ -82,10 +82,11 @@ def context_kv(
     if valid_lens is not None:
         columns = torch.arange(slots.shape[0] // valid_lens.shape[0], device=slots.device)
         written = written & (columns < valid_lens[:, None]).flatten()
-    kv, positions, slots = kv[written].float(), positions[written], slots[written]
-    keys, values = kv.unbind(2)  # [written, layers, heads, head_dim]
-    keys = keys * torch.rsqrt(keys.square().mean(-1, keepdim=True) + eps)
-    keys = keys * norm_weights.float()[:, None]
+    if not written.all():
+        kv, positions, slots = kv[written], positions[written], slots[written]
+    keys, values = kv.float().unbind(2)  # [written, layers, heads, head_dim]
+    size = torch.linalg.vector_norm(keys, dim=-1, keepdim=True)
+    keys = keys * norm_weights.float()[:, None] / (size.square() / keys.shape[-1] + eps).sqrt()
     rotary_dim = cos_sin.shape[1]
     cos, sin = cos_sin[positions].float()[:, None, None].chunk(2, dim=-1)
     first, second = keys[..., :rotary_dim].chunk(2, dim=-1)

@@ -12,7 +12,7 @@ __all__ = ["Tail", "draft_tail"]
 MAX_TOP = 32
 
 
-def draft_tail(logits: Tensor, *, num_ids: int, top: int = 1) -> Tail:
+def draft_tail(logits: Tensor, *, num_ids: int, top: int = 1, normaliser: bool = True) -> Tail:
     r"""The `top` largest logits of every row, and the row's log normaliser.
 
         ids = the first `top` of argsort(-x, stable),   lse = log sum_{v < num_ids} exp(x_v)
@@ -27,6 +27,8 @@ def draft_tail(logits: Tensor, *, num_ids: int, top: int = 1) -> Tail:
         logits: [rows, V] bfloat16, float16 or float32, adjacent columns. NaN counts as -inf.
         num_ids: valid columns; those from `num_ids` on are padding and never chosen.
         top: K, 1 .. 32.
+        normaliser: whether lse is wanted. The kernel has it for nothing, torch takes three more
+            passes.
 
     Returns:
         The tail. A row without a finite logit gives the ids 0 .. K-1 and an lse of -inf.
@@ -39,8 +41,9 @@ def draft_tail(logits: Tensor, *, num_ids: int, top: int = 1) -> Tail:
     if num_ids > logits.shape[1]:
         raise ValueError(f"expected num_ids <= {logits.shape[1]}, the columns; got {num_ids}")
     if runs_triton(logits):
-        return Tail(*_draft_tail(logits, num_ids, top))
-    return reference.draft_tail(logits, num_ids=num_ids, top=top)
+        ids, values, lse = _draft_tail(logits, num_ids, top)
+        return Tail(ids, values, lse if normaliser else None)
+    return reference.draft_tail(logits, num_ids=num_ids, top=top, normaliser=normaliser)
 
 
 @torch.library.custom_op("dflash::draft_tail", mutates_args=())

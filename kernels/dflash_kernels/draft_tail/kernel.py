@@ -6,7 +6,6 @@ import triton.language as tl
 from torch import Tensor
 
 from dflash_kernels.accept_match.kernel import rows_of
-from dflash_kernels.draft_tail.reference import Tail
 
 TILE = 4096  # columns a program reads: 64 bytes of bfloat16 a thread in flight
 
@@ -102,19 +101,17 @@ def _top_of_row(
         key = tl.where(key == best, NO_KEY, key)
 
 
-def draft_tail(logits: Tensor, *, num_ids: int, top: int = 1) -> Tail:
-    """Launch of `dflash_kernels.draft_tail.draft_tail`."""
+def draft_tail(logits: Tensor, *, num_ids: int, top: int = 1) -> tuple[Tensor, Tensor, Tensor]:
+    """Launch of `dflash_kernels.draft_tail.draft_tail`: ids, values and lse of its `Tail`."""
     logits = rows_of(logits)
     rows, device = logits.shape[0], logits.device
     # The same tiles whatever the batch: a row's sums round alike in any company.
     tiles = triton.cdiv(num_ids, TILE)
     keys = torch.empty((rows, tiles, top), dtype=torch.int64, device=device)
     sums = torch.empty((rows, tiles), dtype=torch.float32, device=device)
-    tail = Tail(
-        ids=torch.empty((rows, top), dtype=torch.int64, device=device),
-        values=torch.empty((rows, top), dtype=torch.float32, device=device),
-        lse=torch.empty(rows, dtype=torch.float32, device=device),
-    )
+    ids = torch.empty((rows, top), dtype=torch.int64, device=device)
+    values = torch.empty((rows, top), dtype=torch.float32, device=device)
+    lse = torch.empty(rows, dtype=torch.float32, device=device)
     if rows:
         _top_of_tile[(rows, tiles)](
             logits, keys, sums, num_ids, logits.stride(0), TOP=top, TILE=TILE, num_warps=4
@@ -122,11 +119,13 @@ def draft_tail(logits: Tensor, *, num_ids: int, top: int = 1) -> Tail:
         _top_of_row[(rows,)](
             keys,
             sums,
-            *tail,
+            ids,
+            values,
+            lse,
             tiles,
             TOP=top,
             TILES=triton.next_power_of_2(tiles),
             KEYS=triton.next_power_of_2(tiles * top),
             num_warps=4,
         )
-    return tail
+    return ids, values, lse

@@ -11,22 +11,35 @@ class Tail(NamedTuple):
 
     ids: Tensor  # [rows, top] int64
     values: Tensor  # [rows, top] float32, their logits
-    lse: Tensor  # [rows] float32, log of the sum of exp over the valid columns
+    lse: Tensor | None  # [rows] float32, log of the sum of exp over the valid columns, if wanted
 
     @property
     def probs(self) -> Tensor:
         """[rows, top] float32, the drafter's probability of each id."""
+        assert self.lse is not None, "ask for the normaliser"
         return torch.exp(self.values - self.lse[:, None])
 
 
-def draft_tail(logits: Tensor, *, num_ids: int, top: int = 1) -> Tail:
+def draft_tail(logits: Tensor, *, num_ids: int, top: int = 1, normaliser: bool = True) -> Tail:
     """Reference of `dflash_kernels.draft_tail.draft_tail`."""
     x = logits[:, :num_ids].to(torch.float32)
-    x = torch.where(x.isnan(), -torch.inf, x)
-    if top == 1:
-        values, ids = x.max(dim=1, keepdim=True)
-    else:
-        # Stable: torch.topk leaves the order of equal values open.
-        values, ids = x.sort(dim=1, descending=True, stable=True)
-    # Copies, as the sorted rows are as wide as the vocabulary.
-    return Tail(ids[:, :top].clone(), values[:, :top].clone(), x.logsumexp(dim=1))
+    # Ten times as fast as `where` on a CPU; infinities stay.
+    x = x.nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)
+    values, ids = x.max(dim=1, keepdim=True) if top == 1 else _largest(x, top)
+    return Tail(ids, values, x.logsumexp(dim=1) if normaliser else None)
+
+
+def _largest(x: Tensor, top: int) -> tuple[Tensor, Tensor]:
+    """The largest values of every row and their columns, the smaller column first among equals.
+
+    torch.topk leaves the order of equals open, a stable sort of a whole vocabulary takes thirty
+    times as long; so topk goes over integers that are all different: a value's bits, made to order
+    like the value, above the number of columns to its right.
+    """
+    bits = (x + 0.0).view(torch.int32)  # -0 becomes 0, its equal
+    ordered = (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(torch.int64)
+    columns = x.shape[1]
+    right = torch.arange(columns - 1, -1, -1, device=x.device)
+    keys = ordered.mul_(1 << 32).add_(right).topk(top, dim=1).values
+    ids = (columns - 1) - (keys & 0xFFFFFFFF)
+    return x.gather(1, ids), ids

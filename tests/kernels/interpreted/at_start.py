@@ -5,13 +5,53 @@ from typing import Any
 import pytest
 import torch
 from dflash_kernels.accept_match import kernel as accept_kernel
+from dflash_kernels.context_kv import kernel as context_kernel
 from dflash_kernels.prepare_block import kernel as block_kernel
-from dflash_kernels.self_test import OpError, self_test
+from dflash_kernels.self_test import OpError, Shapes, self_test
+
+BF16 = torch.bfloat16
+SHAPES = Shapes(
+    block_size=16,
+    vocab_size=1000,
+    top=1,
+    dtype=BF16,
+    layers=3,
+    kv_heads=2,
+    head_dim=64,
+    rotary_dim=64,
+    cache_dtype=BF16,
+)
+OPS = {
+    "prepare_block",
+    "narrow_block",
+    "accept_match",
+    "draft_tail",
+    "accept_sampled",
+    "context_kv",
+}
 
 
-def test_the_kernels_pass() -> None:
-    seconds = self_test("cpu", 16, 1000)
-    assert set(seconds) == {"prepare_block", "narrow_block", "accept_match"}
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {},
+        {"top": 8, "rotary_dim": 32, "cache_dtype": torch.float8_e4m3fn},
+        {"dtype": torch.float32, "cache_dtype": torch.float32, "block_size": 5},
+    ],
+)
+def test_the_kernels_pass(changed: dict[str, Any]) -> None:
+    assert set(self_test("cpu", SHAPES._replace(**changed))) == OPS
+
+
+def test_a_kernel_that_writes_is_tested_by_what_it_wrote(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = context_kernel.context_kv
+
+    def wrong(kv: torch.Tensor, *rest: Any, **options: Any) -> None:
+        right(1.02 * kv, *rest, **options)  # of values: keys are normalised
+
+    monkeypatch.setattr(context_kernel, "context_kv", wrong)
+    with pytest.raises(OpError, match="context_kv differs from its reference"):
+        self_test("cpu", SHAPES)
 
 
 @pytest.mark.parametrize("output", range(5))
@@ -25,7 +65,7 @@ def test_a_wrong_kernel_is_named(output: int, monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(accept_kernel, "accept_match", wrong)
     with pytest.raises(OpError, match="accept_match differs from its reference"):
-        self_test("cpu", 16, 1000)
+        self_test("cpu", SHAPES)
 
 
 def test_a_kernel_that_does_not_compile_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -34,4 +74,4 @@ def test_a_kernel_that_does_not_compile_is_named(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(block_kernel, "narrow_block", broken)
     with pytest.raises(OpError, match="narrow_block does not run: ptxas failed"):
-        self_test("cpu", 16, 1000)
+        self_test("cpu", SHAPES)
