@@ -2,12 +2,15 @@
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from dflash_kernels.accept_match import reference as accept_reference
+from dflash_kernels.block_verify import Proposal
+from dflash_kernels.block_verify import reference as verify_reference
 from dflash_kernels.prepare_block import Block
 from dflash_kernels.prepare_block import reference as block_reference
 
@@ -64,6 +67,7 @@ def _equal(got: Tensor, expected: Tensor) -> bool:
 def _cases(device: torch.device | str, block_size: int, vocab_size: int) -> Iterator[Case]:
     # Here, because a machine without Triton never gets this far.
     from dflash_kernels.accept_match import kernel as accept_kernel
+    from dflash_kernels.block_verify import kernel as verify_kernel
     from dflash_kernels.prepare_block import kernel as block_kernel
 
     generator = torch.Generator().manual_seed(0)
@@ -97,3 +101,15 @@ def _cases(device: torch.device | str, block_size: int, vocab_size: int) -> Iter
         lambda: accept_kernel.accept_match(draft, target, lens, **options),
         lambda: accept_reference.accept_match(draft, target, lens, **options),
     )
+    # Proposal and verifier agree on the ids but not on how likely they are: runs of every length.
+    probs = torch.rand(BATCH, block_size, vocab_size, generator=generator).to(device)
+    likely = probs[:, :-1].topk(min(8, vocab_size), dim=2)
+    proposal = Proposal(likely.indices, likely.values.softmax(dim=2))
+    probs[:, :-1].scatter_(2, proposal.top_ids, vocab_size * proposal.top_probs)
+    probs /= probs.sum(dim=2, keepdim=True)
+    drafts = torch.cat([anchors[:, None], proposal.top_ids[..., 0]], dim=1)
+    chance = torch.rand(BATCH, block_size, generator=generator).to(device)
+    for rule in ("block_verify", "token_wise"):
+        kernel, reference = getattr(verify_kernel, rule), getattr(verify_reference, rule)
+        given = (drafts, proposal, probs, chance, lens)
+        yield Case(rule, partial(kernel, *given), partial(reference, *given))
