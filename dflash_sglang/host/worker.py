@@ -34,6 +34,7 @@ from torch import Tensor
 
 from dflash_sglang.config import READY, read_settings
 from dflash_sglang.core.accept import Rule
+from dflash_sglang.host import block_attention
 from dflash_sglang.host.acceptance import Acceptor, chosen_rule
 from dflash_sglang.host.calibration import Calibration
 from dflash_sglang.host.context_kv import ContextKV
@@ -221,6 +222,7 @@ class DFlashWorker(BaseSpecWorker):
         """Create the drafter's attention backend."""
         with draft_pp_context(), draft_tp_context(self.draft_parallel_layout):
             self._draft_worker.init_attention_backends()
+            block_attention.install(self._draft_runner, self.block_size)
 
     def init_cuda_graphs(self) -> None:
         """Capture the draft forward with head and argmax, where the platform captures graphs."""

@@ -10,15 +10,19 @@ from dflash_sglang.host.draft_window import DraftWindow
 BLOCK = 4
 
 
+@pytest.mark.parametrize("mirrored", [True, False])
 @pytest.mark.parametrize("page_size", [1, 4, 16])
 @pytest.mark.parametrize("window", [4, 10, 32])
-def test_rows_hold_the_recent_slots_then_the_block(window: int, page_size: int) -> None:
+def test_rows_hold_the_recent_slots_then_the_block(
+    window: int, page_size: int, mirrored: bool
+) -> None:
     width = 128
     target = SimpleNamespace(req_to_token=torch.arange(6 * width, dtype=torch.int32).view(6, width))
     draft = SimpleNamespace(req_to_token=torch.full((6, width), -1, dtype=torch.int32))
     prefix = torch.tensor([0, 1, window, window + 1, 100])
     rows = torch.tensor([5, 0, 2, 4, 1])
-    batch = SimpleNamespace(seq_lens=prefix, req_pool_indices=rows)
+    mirror = prefix if mirrored else None
+    batch = SimpleNamespace(seq_lens=prefix, seq_lens_cpu=mirror, req_pool_indices=rows)
 
     rebuilder = DraftWindow(window, page_size, BLOCK)
     rebuilder.bind(target, draft)
@@ -32,6 +36,8 @@ def test_rows_hold_the_recent_slots_then_the_block(window: int, page_size: int) 
         expected = target.req_to_token[row, start : length + BLOCK].tolist()
         assert draft.req_to_token[row, : int(visible[i]) + BLOCK].tolist() == expected
         assert visible_bound[i] >= visible[i] + BLOCK
+    if mirrored:  # then attention may be planned from it
+        assert torch.equal(visible_bound, (visible + BLOCK).to(torch.int32))
     assert (draft.req_to_token[3] == -1).all()  # another request's row
 
 
@@ -39,7 +45,11 @@ def test_a_request_at_the_end_of_the_table_stays_inside_it() -> None:
     width = 24
     target = SimpleNamespace(req_to_token=torch.arange(width, dtype=torch.int32)[None])
     draft = SimpleNamespace(req_to_token=torch.zeros(1, width, dtype=torch.int32))
-    batch = SimpleNamespace(seq_lens=torch.tensor([20]), req_pool_indices=torch.tensor([0]))
+    batch = SimpleNamespace(
+        seq_lens=torch.tensor([20]),
+        seq_lens_cpu=torch.tensor([20]),
+        req_pool_indices=torch.tensor([0]),
+    )
     rebuilder = DraftWindow(8, 1, BLOCK)
     rebuilder.bind(target, draft)
     visible, _ = rebuilder.rebuild(batch, torch.tensor([24], dtype=torch.int32))
