@@ -14,6 +14,7 @@ PASSES: Mapping[str, float] = {
     "topk": 5,  # radix select: four digits and the gathering
     "top_k_renorm": 5,  # maximum, three rounds of bisection, result
     "top_p_renorm": 12,  # maximum, ten rounds of bisection, result (2 to 23, by row)
+    "top_k_top_p_sampling": 3,  # draw and test, 1.5 reads a round; two rounds (1 to 10, by row)
     "tree_sampling": 1.5,  # sum, then half of the cumulated row on average
 }
 # fmt: off

@@ -32,6 +32,7 @@ from bench.kernel_launches import (
 ARCHITECTURES = (80, 90, 100)  # A100; H100 and H200; B200
 BATCH = 8
 VECTOR_BYTES = 16
+FEW_BYTES = ("_of_row", "_request", "_drafts")  # ends of the names of kernels that do not stream
 
 POINTERS = {
     torch.bool: "*i1",
@@ -72,8 +73,8 @@ def compile_all() -> list[Compiled]:
 
 
 def is_streaming(variant: Variant, launch: Launch) -> bool:
-    """The kernel reads the op's large tensors; a second one that merges tiles does not."""
-    return variant.streams and "_of_row" not in launch.name and "_request" not in launch.name
+    """The kernel reads the op's large tensors; those that gather or merge tiles do not."""
+    return variant.streams and not launch.name.endswith(FEW_BYTES)
 
 
 def compile_controls() -> list[Compiled]:

@@ -4,7 +4,8 @@ Counted without a GPU, from the head's bfloat16 logits to the accepted tokens. O
 every recorded launch, once; a test counts the loads and stores of the interpreted kernels and finds
 1 % more at most. SGLang's: its own functions run on fake tensors, and every op reads its inputs and
 writes its outputs; kernels that read their input several times do so as often as `PASSES` says, or,
-for a lower bound that rests on no assumption, once. Nothing here is a time.
+for a lower bound that rests on no assumption, once. Rows with filters are drawn by SGLang's
+ordinary sampler in our path, and counted the same two ways. Nothing here is a time.
 """
 
 import contextlib
@@ -14,6 +15,8 @@ from typing import Any, NamedTuple
 from unittest import mock
 
 import torch
+from sglang.srt.layers import sampler as sampler_module
+from sglang.srt.layers.logits_processor import LogitsProcessorOutput
 from sglang.srt.speculative import dflash_utils
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -39,7 +42,7 @@ FILTERS = ("greedy", "none", "top_p", "top_k", "top_k+top_p")
 class Row(NamedTuple):
     """Bytes of one path at one batch size."""
 
-    path: str  # ours, sglang, or sglang (single reads): each kernel reads its input once
+    path: str  # ours or sglang; (single reads): each of SGLang's kernels reads its input once
     batch: int
     filters: str  # greedy, none, or what the requests filter by
     bytes: int
@@ -48,7 +51,7 @@ class Row(NamedTuple):
 
 
 def count_all() -> list[Row]:
-    """Every path, batch and filter; filtered rows have no path of ours."""
+    """Every path, batch and filter."""
     rows = []
     for filters in FILTERS:
         for batch in BATCHES:
@@ -58,6 +61,9 @@ def count_all() -> list[Row]:
             }
             if filters in OURS:
                 counted["ours"] = count_ours(batch, filters)
+            else:
+                counted["ours"] = count_ordinary(batch, filters, PASSES)
+                counted["ours (single reads)"] = count_ordinary(batch, filters, {})
             floor = batch * WIDTH * VOCABULARY * BF16.itemsize
             rows += [
                 Row(path, batch, filters, moved, floor, round(moved / floor, 2))
@@ -77,13 +83,59 @@ OURS: Mapping[str, Sequence[Variant]] = {
 
 def count_ours(batch: int, filters: str) -> int:
     """Bytes of the tensors of all launches."""
+    return count_launches(OURS[filters], batch)
+
+
+def count_launches(variants: Sequence[Variant], batch: int) -> int:
+    """Bytes of the tensors of the variants' launches."""
     return sum(
         physical_bytes(value)
-        for variant in OURS[filters]
+        for variant in variants
         for launch in launches_of(variant, batch)
         for value in launch.arguments.values()
         if isinstance(value, Tensor)
     )
+
+
+def count_ordinary(batch: int, filters: str, passes: Mapping[str, float]) -> int:
+    """Bytes of our path where requests filter: SGLang's ordinary sampler, then our acceptance."""
+    counter = ByteCounter(passes)
+    with FakeTensorMode(allow_non_fake_inputs=False), ordinary_sampler(counter) as sampler:
+        logits = new(batch * WIDTH, VOCABULARY, dtype=BF16)
+        info = sampling_info(batch * WIDTH, filters)
+        with counter:
+            logits = logits.float()  # the logits processor's copy
+            output = LogitsProcessorOutput(next_token_logits=logits)
+            sampler(output, info, False, [], [], new(batch * WIDTH))
+    return counter.bytes + count_launches(OURS["greedy"][1:], batch)
+
+
+@contextlib.contextmanager
+def ordinary_sampler(counter: ByteCounter) -> Iterator[sampler_module.Sampler]:
+    """SGLang's sampler as a CUDA server has it, its compiled kernels counted by hand."""
+    sampler = sampler_module.Sampler.__new__(sampler_module.Sampler)
+    torch.nn.Module.__init__(sampler)
+    for name in ("rl_on_policy_target", "enable_deterministic", "use_log_softmax_logprob"):
+        setattr(sampler, name, None)
+    sampler.use_ascend_backend = False
+
+    def sample(probs: Tensor, *_: Any, **__: Any) -> Tensor:
+        ids = new(len(probs), dtype=torch.int32)
+        counter.add("top_k_top_p_sampling", physical_bytes(probs), physical_bytes(ids))
+        return ids
+
+    replaced = {
+        "sampler_softmax": lambda logits: torch.softmax(logits, dim=-1),  # counted as torch's
+        "top_k_top_p_sampling_from_probs": sample,
+        "get_exec": lambda: types.SimpleNamespace(
+            kernel=types.SimpleNamespace(sampling_backend="flashinfer")
+        ),
+    }
+    with contextlib.ExitStack() as stack:
+        for name, replacement in replaced.items():
+            patch = mock.patch.object(sampler_module, name, replacement, create=True)
+            stack.enter_context(patch)
+        yield sampler
 
 
 def count_sglang(batch: int, filters: str, passes: Mapping[str, float]) -> int:
@@ -108,23 +160,33 @@ def count_sglang(batch: int, filters: str, passes: Mapping[str, float]) -> int:
 
 def sglang_sampled_verify(candidates: Tensor, logits: Tensor, filters: str) -> None:
     """The sampled verify of SGLang's DFLASH worker."""
-    batch = candidates.shape[0]
     top_k = 20 if "top_k" in filters else None
-    info = types.SimpleNamespace(
-        temperatures=new(batch, 1, dtype=FP32),
-        top_ks=new(batch, dtype=torch.int32),
-        top_ps=new(batch, dtype=FP32),
-        need_top_k_sampling=top_k is not None,
-        need_top_p_sampling="top_p" in filters,
-    )
     dflash_utils.compute_dflash_sampling_correct_drafts_and_bonus(
         candidates=candidates,
         next_token_logits=logits,
-        sampling_info=info,
+        sampling_info=sampling_info(candidates.shape[0], filters),
         max_top_k=top_k,
         uniform_top_k_value=top_k,
         threshold_single=1.0,
         threshold_acc=1.0,
+    )
+
+
+def sampling_info(rows: int, filters: str) -> types.SimpleNamespace:
+    """What SGLang's samplers read of a batch's parameters."""
+    return types.SimpleNamespace(
+        is_all_greedy=False,
+        temperatures=new(rows, 1, dtype=FP32),
+        top_ks=new(rows, dtype=torch.int32),
+        top_ps=new(rows, dtype=FP32),
+        need_top_k_sampling="top_k" in filters,
+        need_top_p_sampling="top_p" in filters,
+        need_min_p_sampling=False,
+        sampling_seed=None,
+        sampling_mask_batch_indices=None,
+        sampling_support_logprobs_capture_indices=None,
+        has_custom_logit_processor=False,
+        grammars=None,
     )
 
 

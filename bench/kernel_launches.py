@@ -13,6 +13,8 @@ from unittest import mock
 import torch
 from dflash_kernels.accept_match import kernel as accept_match
 from dflash_kernels.accept_sampled import kernel as accept_sampled
+from dflash_kernels.block_verify import Proposal
+from dflash_kernels.block_verify import kernel as block_verify
 from dflash_kernels.context_kv import LayerCaches
 from dflash_kernels.context_kv import kernel as context_kv
 from dflash_kernels.draft_tail import kernel as draft_tail
@@ -25,6 +27,7 @@ from triton.runtime.jit import JITFunction
 VOCABULARY = 248_320  # Qwen3.6
 WIDTH = 16
 LAYERS, HEADS, HEAD_DIM = 5, 8, 128  # a drafter
+TOP = 20  # tokens that a sampled draft is drawn from
 
 BF16, FP32, FP8 = torch.bfloat16, torch.float32, torch.float8_e4m3fn
 
@@ -95,6 +98,19 @@ def run_accept_sampled(bs: int, dtype: torch.dtype) -> None:
     accept_sampled.accept_sampled(logits, new(bs, WIDTH), new(bs), temperatures, new(bs))
 
 
+def run_block_verify(bs: int, as_block: bool) -> None:
+    """Accept sampled drafts by one of the two rules."""
+    drafts = (bs, WIDTH - 1, TOP)
+    rule = block_verify.block_verify if as_block else block_verify.token_wise
+    rule(
+        new(bs, WIDTH),
+        Proposal(new(*drafts), new(*drafts, dtype=FP32)),
+        new(bs, WIDTH, VOCABULARY, dtype=FP32),
+        new(bs, WIDTH, dtype=FP32),
+        new(bs),
+    )
+
+
 def run_context_kv(bs: int, dtype: torch.dtype, head_dim: int, rotary_dim: int) -> None:
     """Context KV of all verified positions, in buffers of 64k slots."""
     buffers = [new(1 << 16, HEADS, head_dim, dtype=dtype) for _ in range(2 * LAYERS)]
@@ -123,6 +139,8 @@ VARIANTS = (
     Variant("draft_tail(bf16, top=32)", lambda bs: run_draft_tail(bs, BF16, 32), streams=True),
     Variant("accept_sampled(bf16)", lambda bs: run_accept_sampled(bs, BF16), streams=True),
     Variant("accept_sampled(fp32)", lambda bs: run_accept_sampled(bs, FP32), streams=True),
+    Variant("block_verify", lambda bs: run_block_verify(bs, as_block=True), streams=True),
+    Variant("block_verify(token_wise)", lambda bs: run_block_verify(bs, as_block=False), True),
     Variant("context_kv(bf16)", lambda bs: run_context_kv(bs, BF16, HEAD_DIM, HEAD_DIM), True),
     Variant("context_kv(fp8)", lambda bs: run_context_kv(bs, FP8, HEAD_DIM, HEAD_DIM), True),
     Variant("context_kv(256, rotary 64)", lambda bs: run_context_kv(bs, BF16, 256, 64), True),

@@ -171,4 +171,91 @@ MUTANTS = (
         "draft_stride + column",
     ),
     Mutant("accept_sampled", "first tile wins", "tl.max(score, 1)[:, None]", "score"),
+    Mutant(
+        "block_verify",
+        "ratio above 1",
+        "ratio = tl.minimum(ratio * tl.sum(tl.where(column == i, steps, 0.0), 0), 1.0)",
+        "ratio = ratio * tl.sum(tl.where(column == i, steps, 0.0), 0)",
+    ),
+    Mutant(
+        "block_verify",
+        "mass elsewhere forgotten",
+        "surplus = ratios * elsewhere + above",
+        "surplus = above",
+    ),
+    Mutant(
+        "block_verify",
+        "the last draft treated like the others",
+        "return tl.where(column == last, ratios, inner)",
+        "return inner",
+    ),
+    Mutant(
+        "block_verify", "uniform of the next draft", "uniforms + column - 1", "uniforms + column"
+    ),
+    Mutant(
+        "block_verify",
+        "a block ends at its first failure",
+        "tl.max(tl.where(reachable & (u < keep), column, 0), 0)",
+        "tl.min(tl.where(reachable & (u >= keep), column - 1, last), 0)",
+    ),
+    Mutant(
+        "block_verify",
+        "token-wise: accepted after a rejection",
+        "tl.min(tl.where(accepted, WIDTH, column), 0)",
+        "tl.sum(accepted.to(tl.int32), 0)",
+    ),
+    Mutant(
+        "block_verify",
+        "limit ignored",
+        "last = tl.minimum(tl.load(limit_ptr",
+        "tl.minimum(tl.load(limit_ptr",
+    ),
+    Mutant(
+        "block_verify",
+        "bonus of the verifier's whole distribution",
+        "tl.store(following_ptr + request, tl.where(whole, -1, accept_len))",
+        "tl.store(following_ptr + request, tl.where(whole, -1, -1))",
+    ),
+    Mutant(
+        "block_verify",
+        "residual without its ratio",
+        "tl.store(ratio_ptr + request, tl.where(whole, 1.0, ratio))",
+        "tl.store(ratio_ptr + request, tl.where(whole, 1.0, ratio * 0 + 1))",
+    ),
+    Mutant(
+        "block_verify",
+        "proposal subtracted in the first tile only",
+        "if proposed // TILE == tile:",
+        "if (proposed // TILE == tile) & (tile == 0):",
+    ),
+    Mutant(
+        "block_verify",
+        "negative weights kept",
+        "weight = tl.maximum(weight, 0.0)",
+        "weight = tl.maximum(weight, -1.0)",
+    ),
+    Mutant(
+        "block_verify",
+        "threshold of the tile not made relative",
+        "threshold -= tl.sum(tl.where(tile < chosen, sums, 0.0), 0)",
+        "threshold -= 0.0",
+    ),
+    Mutant(
+        "block_verify",
+        "no fallback without mass",
+        "if tl.sum(sums, 0) <= 0:",
+        "if tl.sum(sums, 0) < 0:",
+    ),
+    Mutant(
+        "block_verify",
+        "32-bit row address",
+        "tl.load(accept_ptr + request).to(tl.int64) * row_stride",
+        "tl.load(accept_ptr + request) * row_stride",
+    ),
+    Mutant(
+        "block_verify",
+        "32-bit request address",
+        "request.to(tl.int64) * target_stride",
+        "request * target_stride",
+    ),
 )

@@ -146,7 +146,7 @@ class FakeServer:
             is_draft_worker=False,
             kv_index_translator=translator,
             attn_backend=planner,
-            _get_attention_backend=lambda init_new_workspace: planner,
+            _get_attention_backend=lambda: planner,
             token_to_kv_pool=self.pool,
             kv_cache_dtype=BF16,
             req_to_token_pool=SimpleNamespace(req_to_token=self.req_to_token),

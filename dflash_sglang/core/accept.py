@@ -12,15 +12,7 @@ from typing import NamedTuple
 
 import torch
 from dflash_kernels.accept_match import Acceptance, accept_match
-from dflash_kernels.block_verify import (
-    Proposal,
-    block_verify,
-    bonus_weights,
-    commit,
-    draw,
-    last_draft,
-    proposed_probs,
-)
+from dflash_kernels.block_verify import block_verify, token_wise
 from torch import Tensor
 
 
@@ -54,33 +46,6 @@ def match(
 ) -> Acceptance:
     """Accept the drafts that equal the verifier's tokens: see `dflash_kernels.accept_match`."""
     return accept_match(draft_ids, target_ids, prefix_lens, limit=limit, also=also)
-
-
-def token_wise(
-    draft_ids: Tensor,
-    proposal: Proposal,
-    target_probs: Tensor,
-    uniforms: Tensor,
-    prefix_lens: Tensor,
-    *,
-    limit: Tensor | None = None,
-) -> Acceptance:
-    """Accept each sampled draft with probability min(1, p / q), up to the first that is not.
-
-    Arguments and result are those of `block_verify`, which accepts at least as much on average.
-
-    Source: Leviathan et al., Fast Inference from Transformers via Speculative Decoding
-        (arXiv 2211.17192), Algorithm 1.
-    """
-    drawn_from = proposed_probs(draft_ids, proposal)
-    wanted = target_probs[:, :-1].gather(2, draft_ids[:, 1:, None]).squeeze(2)
-    last = last_draft(draft_ids, limit)
-    position = torch.arange(draft_ids.shape[1] - 1, device=draft_ids.device)
-    accepted = (uniforms[:, :-1] * drawn_from < wanted) & (position < last[:, None])
-    accept_len = accepted.to(torch.int64).cumprod(dim=1).sum(dim=1)
-    whole = torch.ones_like(target_probs[:, 0, 0])
-    weights = bonus_weights(proposal, target_probs, accept_len, whole, last)
-    return commit(draft_ids, accept_len, draw(weights, uniforms[:, -1]), prefix_lens)
 
 
 # The rules for sampled drafts; arguments and result of each are those of `block_verify`.

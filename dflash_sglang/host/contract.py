@@ -101,7 +101,7 @@ HOST_NAMES: tuple[Name, ...] = (
     ),
     Name(
         f"{_S}.model_executor.model_runner:ModelRunner._get_attention_backend",
-        ("init_new_workspace",),
+        None,
         "a backend for each width",
     ),
     Name(f"{_S}.model_executor.runner:DecodeCudaGraphRunner", None, "graphs for each width"),
@@ -281,6 +281,82 @@ HOST_NAMES: tuple[Name, ...] = (
         "context KV",
     ),
     Name(f"{_S}.models.dflash:DFlashDraftModel.set_block_size", ("block_size",), "block size"),
+    # The drafter's attention on CUDA.
+    *(
+        Name(
+            f"{_S}.layers.attention.base_attn_backend:AttentionBackend.{member}",
+            params,
+            "attention of drafted blocks",
+        )
+        for member, params in (
+            ("forward_extend", ("q", "k", "v", "layer", "forward_batch", "save_kv_cache")),
+            ("get_cuda_graph_seq_len_fill_value", ()),
+            ("init_cuda_graph_state", ("max_bs", "max_num_tokens")),
+            ("init_forward_metadata", ("forward_batch",)),
+            ("init_forward_metadata_out_graph", ("forward_batch", "in_capture")),
+            ("kv_index_translator", None),
+            ("needs_cpu_seq_lens", None),
+        )
+    ),
+    *(
+        Name(
+            f"{_S}.layers.attention.flashinfer_backend:FlashInferAttnBackend.{member}",
+            None,
+            "whose place ours takes",
+        )
+        for member in ("use_sliding_window_kv_pool", "workspace_buffer")
+    ),
+    Name(f"{_S}.layers.radix_attention:AttentionType.ENCODER_ONLY", None, "layers not causal"),
+    *(
+        Name(f"{_S}.layers.radix_attention:RadixAttention.{member}", None, "a layer's shape")
+        for member in (
+            "attn_type",
+            "head_dim",
+            "k_scale",
+            "k_scale_float",
+            "layer_id",
+            "logit_cap",
+            "scaling",
+            "sliding_window_size",
+            "tp_k_head_num",
+            "tp_q_head_num",
+            "v_scale",
+            "v_scale_float",
+        )
+    ),
+    Name(
+        f"{_S}.mem_cache.kv_index_translator:KVIndexTranslator.pack_read_stream",
+        (
+            "plan",
+            "req_pool_indices",
+            "seq_lens",
+            "indptr",
+            "out",
+            "kv_start_idx",
+        ),
+        "slots that a block reads",
+    ),
+    Name(
+        f"{_S}.mem_cache.memory_pool:KVWriteLoc.for_layer",
+        ("forward_batch", "layer"),
+        "writing a block's keys and values",
+    ),
+    Name(f"{_S}.mem_cache.memory_pool:KVCache.dtype", None, "reading keys and values"),
+    Name(
+        f"{_S}.mem_cache.memory_pool:MHATokenToKVPool.get_kv_buffer",
+        ("layer_id",),
+        "reading keys and values",
+    ),
+    Name(
+        f"{_S}.mem_cache.memory_pool:MHATokenToKVPool.set_kv_buffer",
+        None,
+        "writing a block's keys and values",
+    ),
+    *(
+        Name(f"{_S}.model_executor.model_runner:ModelRunner.{member}", None, "the drafter's runner")
+        for member in ("attn_backend", "token_to_kv_pool")
+    ),
+    Name(f"{_S}.utils.common:async_h2d_stack", ("tensors", "device"), "lengths on the device"),
     # Verification.
     Name(
         f"{_S}.managers.tp_worker:TpModelWorker.forward_batch_generation",

@@ -24,6 +24,7 @@ from sglang.srt.speculative.spec_utils import draft_pp_context, draft_tp_context
 from torch import Tensor
 
 from dflash_sglang.core.sampled_draft import Candidates, sample_drafts
+from dflash_sglang.host.block_attention import for_blocks
 from dflash_sglang.host.draft_state import host_block_lens
 from dflash_sglang.host.draft_tail import DraftTail
 from dflash_sglang.host.draft_window import DraftWindow
@@ -106,7 +107,9 @@ class Drafter:
             for width in widths
         }
         self._width = max(widths)  # of the graph that is captured, or the pass that runs
-        self._runners = WidthRunners(draft_runner, tuple(widths), self._prepare)
+        self._runners = WidthRunners(
+            draft_runner, tuple(widths), self._attention, on_activate=self._prepare
+        )
 
     def capture_tail(self) -> None:
         """Fold the head and the argmax into the draft CUDA graphs; call before capture."""
@@ -122,6 +125,13 @@ class Drafter:
         with draft_pp_context(), draft_tp_context(self._layout):
             draft_worker.init_cuda_graphs(capture_decode_cuda_graph=capture)
             self._runners.build(capture=capture)
+
+    def init_attention(self) -> None:
+        """Take SGLang's attention backend, or ours in its place; call it once that is there."""
+        self._runner.attn_backend = self._attention(self._runner.attn_backend, self._width)
+
+    def _attention(self, backend: Any, width: int) -> Any:
+        return for_blocks(self._runner, backend, width)
 
     def attn_backends(self) -> tuple[Any, ...]:
         """All attention backends of the drafter."""

@@ -41,19 +41,28 @@ class DraftWindow:
 
         Args:
             batch: `seq_lens` are the committed lengths, [bs] int64.
-            seq_lens_cpu: [bs] int32, host bound of prefix plus block.
+            seq_lens_cpu: [bs] int32 on the host, prefix plus block, or a bound where the scheduler
+                mirrors no lengths.
             width: tokens of the block, at most the block size.
 
         Returns:
-            The prefix lengths the drafter sees [bs] int64, and a host bound of them plus the block.
+            The prefix lengths the drafter sees [bs] int64, and on the host the same plus the block,
+            or a bound of that.
         """
         prefix = batch.seq_lens
-        start = (prefix - self._window_size).clamp(min=0)
-        start = start - start % self._page_size
+        start = self._start(prefix)
         columns = torch.arange(self._num_columns, device=prefix.device)
         # The verifier's row already holds the block's slots; columns past them are never read.
         source = (start[:, None] + columns).clamp(max=self._target_table.shape[1] - 1)
         rows = batch.req_pool_indices[:, None]
         kept = min(self._num_columns, self._draft_table.shape[1])
         self._draft_table[rows, columns[None, :kept]] = self._target_table[rows, source[:, :kept]]
-        return prefix - start, seq_lens_cpu.clamp(max=self._longest_prefix + width)
+        if batch.seq_lens_cpu is None:
+            return prefix - start, seq_lens_cpu.clamp(max=self._longest_prefix + width)
+        # Exact, not a bound: `BlockAttention` reads as many keys as this says.
+        return prefix - start, seq_lens_cpu - self._start(seq_lens_cpu - width)
+
+    def _start(self, prefix: Tensor) -> Tensor:
+        """The first position that the drafter sees."""
+        start = (prefix - self._window_size).clamp(min=0)
+        return start - start % self._page_size

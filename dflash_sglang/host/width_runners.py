@@ -35,6 +35,8 @@ class WidthRunners:
         self,
         model_runner: ModelRunner,
         widths: tuple[int, ...],
+        attention: Callable[[Any, int], Any] = lambda backend, width: backend,
+        *,
         on_activate: Callable[[int], None] = lambda width: None,
     ) -> None:
         """Nothing is built yet.
@@ -42,9 +44,11 @@ class WidthRunners:
         Args:
             model_runner: the model's.
             widths: tokens of a request in a pass, the anchor counted.
+            attention: what serves a width, given SGLang's backend for it.
             on_activate: called with a width before its graphs are captured, and its passes run.
         """
         self._model_runner = model_runner
+        self._attention = attention
         self._on_activate = on_activate
         self._widths = widths
         self._runners: dict[int, Runner] = {}
@@ -65,7 +69,8 @@ class WidthRunners:
         get_context().override(_SOURCE, speculative_num_draft_tokens=width)
         self._on_activate(width)
         runner = self._model_runner
-        backend = runner._get_attention_backend(init_new_workspace=True)
+        # All share SGLang's workspace, as its backend's batch sizes do: passes follow each other.
+        backend = self._attention(runner._get_attention_backend(), width)
         if not capture:
             return Runner(backend, None)
         graphs = DecodeCudaGraphRunner(

@@ -231,6 +231,7 @@ class DFlashWorker(BaseSpecWorker):
         """Create the drafter's attention backend."""
         with draft_pp_context(), draft_tp_context(self.draft_parallel_layout):
             self._draft_worker.init_attention_backends()
+            self._drafter.init_attention()
 
     def init_cuda_graphs(self) -> None:
         """Make passes of every width ready, captured where the platform captures graphs."""

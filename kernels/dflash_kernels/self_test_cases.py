@@ -8,6 +8,8 @@ from torch import Tensor
 
 from dflash_kernels.accept_match import reference as accept_reference
 from dflash_kernels.accept_sampled import reference as sampled_reference
+from dflash_kernels.block_verify import Proposal
+from dflash_kernels.block_verify import reference as verify_reference
 from dflash_kernels.context_kv import LayerCaches
 from dflash_kernels.context_kv import reference as context_reference
 from dflash_kernels.draft_tail import reference as tail_reference
@@ -55,6 +57,10 @@ class Inputs:
         """Integers below `high`, int64."""
         return torch.randint(0, high, shape, generator=self._generator).to(self.device)
 
+    def uniforms(self, *shape: int) -> Tensor:
+        """In [0, 1), float32."""
+        return torch.rand(shape, generator=self._generator).to(self.device)
+
     def floats(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
         """Normal noise."""
         return torch.randn(shape, generator=self._generator).to(self.device, dtype)
@@ -72,6 +78,8 @@ def cases(device: torch.device | str, shapes: Shapes) -> Iterator[Case]:
     yield _draft_tail(inputs, shapes)
     yield _accept_sampled(inputs, shapes)
     yield _context_kv(inputs, shapes)
+    for rule in ("block_verify", "token_wise"):
+        yield _rejection(rule, inputs, shapes)
 
 
 def _prepare_block(inputs: Inputs, shapes: Shapes) -> Case:
@@ -178,4 +186,23 @@ def _context_kv(inputs: Inputs, shapes: Shapes) -> Case:
         lambda: run(context_reference.context_kv),
         # Two steps of the cache's rounding: the device's square root and division are approximate.
         tolerance=2 * (2**-3 if shapes.cache_dtype.itemsize == 1 else 2**-8),
+    )
+
+
+def _rejection(rule: str, inputs: Inputs, shapes: Shapes) -> Case:
+    from dflash_kernels.block_verify import kernel
+
+    bs, width, vocab_size = 2, shapes.block_size, shapes.vocab_size
+    # Proposal and verifier agree on the ids but not on how likely they are: runs of every length.
+    probs = inputs.uniforms(bs, width, vocab_size)
+    likely = probs[:, :-1].topk(min(8, vocab_size), dim=2)
+    proposal = Proposal(likely.indices, likely.values.softmax(dim=2))
+    probs[:, :-1].scatter_(2, proposal.top_ids, vocab_size * proposal.top_probs)
+    probs /= probs.sum(dim=2, keepdim=True)
+    drafts = torch.cat([inputs.ids(vocab_size, bs, 1), proposal.top_ids[..., 0]], dim=1)
+    given = (drafts, proposal, probs, inputs.uniforms(bs, width), inputs.ids(CONTEXT, bs))
+    return Case(
+        rule,
+        lambda: getattr(kernel, rule)(*given),
+        lambda: getattr(verify_reference, rule)(*given),
     )

@@ -21,6 +21,7 @@ from dflash_kernels.block_verify import (
     keep_probs,
     last_draft,
     proposed_probs,
+    reference,
     running_ratios,
 )
 from torch import Tensor
@@ -226,7 +227,7 @@ def test_block_verification_commits_at_least_as_much() -> None:
 def test_a_wrong_rule_is_noticed(
     name: str, wrong: Callable[..., Tensor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(accept, name, wrong)
+    monkeypatch.setattr(reference, name, wrong)
     monkeypatch.setitem(globals(), name, wrong)  # the same mistake in the cells' boundaries
     law = random_law(3, 1)
     got, _ = law_of(Rule.TOKEN_WISE, law, make_proposal(3, 3, 2))

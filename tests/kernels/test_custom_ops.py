@@ -12,6 +12,7 @@ import pytest
 import torch
 from dflash_kernels.accept_match import accept_match
 from dflash_kernels.accept_sampled import accept_sampled
+from dflash_kernels.block_verify import Proposal, block_verify, token_wise
 from dflash_kernels.context_kv import LayerCaches, context_kv
 from dflash_kernels.draft_tail import draft_tail
 from dflash_kernels.prepare_block import Block, narrow_block, prepare_block
@@ -65,6 +66,22 @@ def run_accept_sampled(device: str, bs: int) -> Any:
     )
 
 
+def run_block_verify(device: str, bs: int, rule: Callable[..., Any] = block_verify) -> Any:
+    drafts = (bs, 15, 3)
+    top_probs = torch.full(drafts, 1 / 3, device=device)
+    return rule(
+        integers(device, bs, 16),
+        Proposal(integers(device, *drafts), top_probs),
+        torch.full((bs, 16, 100), 0.01, device=device),
+        torch.ones(bs, 16, device=device),
+        integers(device, bs),
+    )
+
+
+def run_token_wise(device: str, bs: int) -> Any:
+    return run_block_verify(device, bs, token_wise)
+
+
 def run_context_kv(device: str, bs: int) -> Any:
     buffers = [floats(device, 8, 2, 64) for _ in range(6)]
     # Built by hand: fake tensors have no addresses.
@@ -93,6 +110,8 @@ CASES = [
     Case(run_accept_match_with_options, "dflash.accept_match.default"),
     Case(run_draft_tail, "dflash.draft_tail.default"),
     Case(run_accept_sampled, "dflash.accept_sampled.default"),
+    Case(run_block_verify, "dflash.block_verify.default"),
+    Case(run_token_wise, "dflash.block_verify.default"),
     Case(run_context_kv, "dflash.context_kv.default"),  # last: it returns nothing
 ]
 
@@ -100,7 +119,14 @@ CASES = [
 class Recorder(TorchDispatchMode):
     """Lists the ops that are dispatched, but for those that make inputs or ask for a device."""
 
-    IGNORED = frozenset({"aten.zeros.default", "aten.ones.default", "prim.device.default"})
+    IGNORED = frozenset(
+        {
+            "aten.zeros.default",
+            "aten.ones.default",
+            "aten.full.default",
+            "prim.device.default",
+        }
+    )
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,9 @@
-"""Torch form of `block_verify`; runs on every device."""
+"""Torch form of `block_verify` and `token_wise`; runs on every device.
+
+Everything that is compared with a uniform number is computed in float64 from the probabilities as
+they are. Sums in another order then differ by 1e-16 and not by 1e-7, so that another implementation
+decides alike.
+"""
 
 from typing import NamedTuple
 
@@ -24,35 +29,7 @@ def block_verify(
     *,
     limit: Tensor | None = None,
 ) -> Acceptance:
-    r"""Accept as much of a sampled block as keeps the verifier's distribution, and one token more.
-
-    With x_1 .. x_n the drafts a request may accept, q_i the proposal of x_i and p_i the verifier's
-    distribution after x_1 .. x_i:
-
-        r_0 = 1,  r_i = min(1, r_{i-1} p_{i-1}(x_i) / q_i(x_i))
-        s_i = sum_v max(r_i p_i(v) - q_{i+1}(v), 0)
-        h_i = s_i / (s_i + 1 - r_i) for i < n,  h_n = r_n
-        accept_len = max { i : u_i < h_i }, 0 if there is none
-
-    and the bonus is drawn from p_n when all n are accepted, else with weight
-    max(r_i p_i - q_{i+1}, 0) at i = accept_len. The drafts of a block are independent given its
-    context, so q_i(x_i) is the conditional proposal. Of a [V] row only p at the K proposed tokens
-    is needed to accept: s_i = r_i (1 - p_i(K)) + sum_K max(r_i p_i - q_{i+1}, 0).
-
-    Args:
-        draft_ids: [bs, width] int64, column 0 the anchor.
-        proposal: what columns 1 .. width-1 were drawn from.
-        target_probs: [bs, width, vocab] float32, p; rows sum to 1.
-        uniforms: [bs, width] float32 in [0, 1); column i - 1 is u_i, the last one draws the bonus.
-        prefix_lens: [bs] int64, tokens in the KV cache before the verify.
-        limit: [bs] int32, most drafts a request may accept (n); None for all.
-
-    Returns:
-        The acceptance. Columns of `output_ids` past `commit_len` are the bonus.
-
-    Source: Sun et al., Block Verification Accelerates Speculative Decoding (arXiv 2403.10444),
-        Algorithm 2.
-    """
+    """Reference of `dflash_kernels.block_verify.block_verify`."""
     last = last_draft(draft_ids, limit)
     ratios = running_ratios(draft_ids, proposal, target_probs)
     keep = keep_probs(ratios, proposal, target_probs, last)
@@ -61,6 +38,27 @@ def block_verify(
     accept_len = torch.nn.functional.pad(accepted * position, (1, 0)).amax(dim=1)
     ratio = ratios.gather(1, accept_len[:, None]).squeeze(1)
     weights = bonus_weights(proposal, target_probs, accept_len, ratio, last)
+    return commit(draft_ids, accept_len, draw(weights, uniforms[:, -1]), prefix_lens)
+
+
+def token_wise(
+    draft_ids: Tensor,
+    proposal: Proposal,
+    target_probs: Tensor,
+    uniforms: Tensor,
+    prefix_lens: Tensor,
+    *,
+    limit: Tensor | None = None,
+) -> Acceptance:
+    """Reference of `dflash_kernels.block_verify.token_wise`."""
+    drawn_from = proposed_probs(draft_ids, proposal)
+    wanted = target_probs[:, :-1].gather(2, draft_ids[:, 1:, None]).squeeze(2).double()
+    last = last_draft(draft_ids, limit)
+    position = torch.arange(draft_ids.shape[1] - 1, device=draft_ids.device)
+    accepted = (uniforms[:, :-1] * drawn_from < wanted) & (position < last[:, None])
+    accept_len = accepted.to(torch.int64).cumprod(dim=1).sum(dim=1)
+    whole = torch.ones_like(target_probs[:, 0, 0])
+    weights = bonus_weights(proposal, target_probs, accept_len, whole, last)
     return commit(draft_ids, accept_len, draw(weights, uniforms[:, -1]), prefix_lens)
 
 
@@ -73,10 +71,10 @@ def last_draft(draft_ids: Tensor, limit: Tensor | None) -> Tensor:
 
 
 def running_ratios(draft_ids: Tensor, proposal: Proposal, target_probs: Tensor) -> Tensor:
-    """r_0 .. r_{width-1}, [bs, width]; arguments as in `block_verify`."""
+    """r_0 .. r_{width-1}, [bs, width] float64; arguments as in `block_verify`."""
     drawn_from = proposed_probs(draft_ids, proposal)
     wanted = target_probs[:, :-1].gather(2, draft_ids[:, 1:, None]).squeeze(2)
-    ratios = [torch.ones_like(target_probs[:, 0, 0])]
+    ratios = [torch.ones_like(target_probs[:, 0, 0], dtype=torch.float64)]
     for ratio in (wanted / drawn_from).unbind(dim=1):
         ratios.append((ratios[-1] * ratio).clamp(max=1))
     return torch.stack(ratios, dim=1)
@@ -86,15 +84,15 @@ def keep_probs(ratios: Tensor, proposal: Proposal, target_probs: Tensor, last: T
     """h_1 .. h_{width-1}: how likely a run ends at each draft, unless it ends further on.
 
     Args:
-        ratios: [bs, width], r.
+        ratios: [bs, width] float64, r.
         proposal: as in `block_verify`.
         target_probs: [bs, width, vocab], p.
         last: [bs] int64, n.
 
     Returns:
-        [bs, width - 1]; without meaning past column n - 1.
+        [bs, width - 1] float64; without meaning past column n - 1.
     """
-    wanted = target_probs[:, :-1].gather(2, proposal.top_ids)  # [bs, width - 1, K]
+    wanted = target_probs[:, :-1].gather(2, proposal.top_ids).double()  # [bs, width - 1, K]
     elsewhere = (1 - wanted.sum(dim=2)).clamp(min=0)
     above = (ratios[:, :-1, None] * wanted - proposal.top_probs).clamp(min=0).sum(dim=2)
     surplus = ratios[:, :-1] * elsewhere + above  # s_0 .. s_{width-2}
@@ -107,15 +105,15 @@ def keep_probs(ratios: Tensor, proposal: Proposal, target_probs: Tensor, last: T
 
 
 def proposed_probs(draft_ids: Tensor, proposal: Proposal) -> Tensor:
-    """Probability with which each draft was drawn, [bs, width - 1] float32."""
+    """Probability with which each draft was drawn, [bs, width - 1] float64."""
     drawn = proposal.top_ids == draft_ids[:, 1:, None]
-    return (proposal.top_probs * drawn).sum(dim=-1)
+    return (proposal.top_probs.double() * drawn).sum(dim=-1)
 
 
 def bonus_weights(
     proposal: Proposal, target_probs: Tensor, accept_len: Tensor, ratio: Tensor, last: Tensor
 ) -> Tensor:
-    """Weights of the token after the accepted drafts, [bs, vocab].
+    """Weights of the token after the accepted drafts, [bs, vocab] float64.
 
     Args:
         proposal: as in `block_verify`.
@@ -125,12 +123,12 @@ def bonus_weights(
         last: [bs] int64; a request that accepted so many has no proposal to subtract.
     """
     row = torch.arange(len(accept_len), device=accept_len.device)
-    target = target_probs[row, accept_len]
+    target = target_probs[row, accept_len].double()
     if proposal.top_ids.shape[1] == 0:
         return target
     following = accept_len.clamp(max=proposal.top_ids.shape[1] - 1)
     residual = (ratio[:, None] * target).scatter_add(
-        1, proposal.top_ids[row, following], -proposal.top_probs[row, following]
+        1, proposal.top_ids[row, following], -proposal.top_probs[row, following].double()
     )
     residual = residual.clamp_(min=0)
     # A residual without mass was rejected by rounding alone.
@@ -142,7 +140,7 @@ def draw(weights: Tensor, uniforms: Tensor) -> Tensor:
     """Token at a quantile: the first whose cumulative weight exceeds u times the sum.
 
     Args:
-        weights: [n, vocab] float32, not negative, not all zero; need not sum to 1.
+        weights: [n, vocab] floats, not negative, not all zero; need not sum to 1.
         uniforms: [n] float32 in [0, 1).
 
     Returns:

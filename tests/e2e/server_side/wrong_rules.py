@@ -22,7 +22,7 @@ def spoil(*args: Any, **kwargs: Any) -> None:
     from dflash_sglang.core import accept
 
     if os.environ[RULE] == "bonus":  # drawn from p, not from what is left of it
-        accept.bonus_weights = reference.bonus_weights = _whole_law  # type: ignore[attr-defined]
+        reference.bonus_weights = _whole_law
     elif os.environ[RULE] == "always":  # every draft is accepted
         accept.accept_match = _accept_all  # type: ignore[attr-defined]
 

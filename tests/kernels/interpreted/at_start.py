@@ -28,6 +28,8 @@ OPS = {
     "draft_tail",
     "accept_sampled",
     "context_kv",
+    "block_verify",
+    "token_wise",
 }
 
 
