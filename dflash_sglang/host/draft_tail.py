@@ -37,8 +37,11 @@ class DraftTail:
 
     def __call__(self, hidden: Tensor, input_ids: Tensor | None = None) -> None:
         """Write the candidates of `hidden` to `out`; the signature is the capture-tail hook's."""
-        for buffer, values in zip(self.out, self.top(hidden), strict=True):
-            buffer[: values.shape[0]].copy_(values)
+        candidates = self.top(hidden)
+        bs = candidates.ids.shape[0]
+        self.out.ids[:bs].copy_(candidates.ids)
+        if self._top_k > 1:  # a single candidate's logit decides nothing
+            self.out.logits[:bs].copy_(candidates.logits)
 
     def top(self, hidden: Tensor) -> Candidates:
         """Most likely tokens of every position after the anchor.

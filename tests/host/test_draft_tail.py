@@ -91,9 +91,13 @@ def test_ranks_propose_what_one_would(
     assert torch.equal(got.logits, values)
 
 
-def test_a_graphs_proposals_stay_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
-    tail = make(head(weights(), VOCABULARY), 1, monkeypatch)
-    address = tail.out.ids.data_ptr()
+@pytest.mark.parametrize("top_k", [1, 5])
+def test_a_graphs_proposals_stay_in_place(top_k: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    tail = make(head(weights(), VOCABULARY), top_k, monkeypatch)
+    addresses = [one.data_ptr() for one in tail.out]
     tail(hidden())
-    assert tail.out.ids.data_ptr() == address
-    assert torch.equal(tail.out.ids[:2], best(hidden(), 1)[0])
+    assert [one.data_ptr() for one in tail.out] == addresses
+    ids, values = best(hidden(), top_k)
+    assert torch.equal(tail.out.ids[:2], ids)
+    if top_k > 1:  # what sampled drafts are drawn from
+        assert torch.equal(tail.out.logits[:2], values)
