@@ -91,13 +91,13 @@ class CaptureGuard(TorchDispatchMode):
     ) -> Any:
         kwargs = kwargs or {}
         given = list(tensors_in((args, kwargs)))
-        on_device = [one for one in given if one.device.type == "cuda"]
-        if not on_device and torch.device(kwargs.get("device") or "cpu").type == "cpu":
+        asked = {one.type for one in (*args, *kwargs.values()) if isinstance(one, torch.device)}
+        if "cuda" not in asked | {one.device.type for one in given}:
             if any(isinstance(one, FakeTensor) for one in given):
                 return func(*args, **kwargs)
             with unset_fake_temporarily():  # the host's own arithmetic is real
                 return func(*args, **kwargs)
-        problem = _problem(func, [*args, *kwargs.values()], given)
+        problem = _problem(func, args, given, asked)
         if problem is not None:
             self.refused.append(problem)
             if self._strict:
@@ -136,7 +136,9 @@ def _is_view(func: Any, given: Sequence[Tensor], result: Any) -> bool:
     return bool(made) and all(one.untyped_storage()._cdata in known for one in made)
 
 
-def _problem(func: Any, args: Sequence[Any], given: Sequence[Tensor]) -> str | None:
+def _problem(
+    func: Any, args: Sequence[Any], given: Sequence[Tensor], asked: set[str]
+) -> str | None:
     """Why the device or the host would have to wait, None if neither would."""
     name = func._schema.name.split("::")[1]
     if name in READS:
@@ -146,7 +148,6 @@ def _problem(func: Any, args: Sequence[Any], given: Sequence[Tensor]) -> str | N
     ):
         return f"{func} by a mask has a shape that depends on data"
     # A number on the host may go along with an op's arguments; a copy of it may not.
-    asked = {one.type for one in args if isinstance(one, torch.device)}
     copies = asked or name == "copy_"
     devices = {one.device.type for one in given if one.dim() or copies}
     if given and len(devices | asked) > 1:

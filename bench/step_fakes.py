@@ -16,6 +16,7 @@ from unittest import mock
 import torch
 from dflash_kernels.context_kv import LayerCaches
 from sglang.srt.layers.logits_processor import LogitsProcessorOutput
+from sglang.srt.layers.rotary_embedding import factory
 from sglang.srt.managers.overlap_utils import FutureMap
 from sglang.srt.managers.utils import GenerationBatchResult
 from sglang.srt.mem_cache.kv_index_translator import KVIndexTranslator
@@ -70,6 +71,8 @@ def fake_gpu() -> Iterator[None]:
         stack.enter_context(get_context().override_server_args(**flags))
         stack.enter_context(get_parallel().override(tp_group=group, tp_rank=0, attn_tp_rank=0))
         stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
+        # SGLang keeps rotary tables for all models of a process: no fake one may stay.
+        stack.enter_context(mock.patch.dict(factory._ROPE_DICT, clear=True))
         stack.enter_context(mock.patch.object(LayerCaches, "of", _caches_of))
         stack.enter_context(mock.patch.object(torch.cuda, "current_stream"))
         stack.enter_context(mock.patch.object(Tensor, "record_stream"))

@@ -108,7 +108,7 @@ class ContextKV:
                 self._write_all(context, slots, positions)
 
     def _write_all(self, context: Tensor, slots: Tensor, positions: Tensor) -> None:
-        if self._stack is None:
+        if self._stack is None:  # the weights have changed
             self._stack = stack_layers(self._model, self._runner.token_to_kv_pool)
         stack = self._stack
         kv = F.linear(context, stack.weight, stack.bias)

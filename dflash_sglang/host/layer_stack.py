@@ -81,6 +81,7 @@ def _pool_problem(pool: Any) -> str | None:
     return None
 
 
+@torch.no_grad()
 def stack_layers(model: Any, pool: Any) -> LayerStack:
     """Copy the layers' projections side by side, as the weights are now.
 
