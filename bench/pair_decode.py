@@ -22,6 +22,7 @@ class Speculation(NamedTuple):
     ids: list[int]
     commit_lens: list[int]  # tokens committed by each verify step
     accept_lens: list[int]  # drafts accepted by each verify step, beyond the end token too
+    confidences: list[list[float]]  # the drafter's probability of every draft, by step
 
 
 def load_verifier(directory: Path) -> Any:
@@ -72,12 +73,12 @@ def speculate(
     hidden, logits = _forward(model, torch.tensor([prompt]), cache, taps_of)
     answer, committed = [int(logits[-1].argmax())], len(prompt)
     context = drafter.context_kv(hidden, torch.arange(committed)[None])
-    commit_lens, accept_lens = [], []
+    commit_lens, accept_lens, confidences = [], [], []
     while len(answer) < max_new_tokens and answer[-1] != END_ID:
         ids = drafter.block_ids(torch.tensor(answer[-1:]), block_size)
         positions = committed + torch.arange(block_size)[None]
         block = drafter(F.embedding(ids, embed), positions, context, torch.arange(committed)[None])
-        drafts = F.linear(block[0, 1:], head).argmax(-1)
+        probabilities, drafts = F.linear(block[0, 1:], head).softmax(-1).max(-1)
         ids[0, 1:] = drafts
         hidden, logits = _forward(model, ids, cache, taps_of)
         targets = logits.argmax(-1)
@@ -92,7 +93,8 @@ def speculate(
         answer += told
         commit_lens.append(len(told))
         accept_lens.append(accept_len)
-    return Speculation(answer, commit_lens, accept_lens)
+        confidences.append(probabilities.tolist())
+    return Speculation(answer, commit_lens, accept_lens, confidences)
 
 
 def _forward(

@@ -43,6 +43,7 @@ class Row(NamedTuple):
     fixed_8: float
     fixed_16: float
     policy: float
+    history: float  # the policy without the drafter's confidences
     oracle: float  # the best width of the policy's list, of each segment
     oracle_any_width: float  # the best of 1 .. 16, of each segment
     oracle_widths: list[int]  # of the policy's list, by segment
@@ -67,8 +68,18 @@ class Served(NamedTuple):
     widths: list[int]  # by step
 
 
-def serve(policy: WidthPolicy, steps: Sequence[Step], server: Server, seed: int) -> Served:
-    """Let the policy choose every width of a trace."""
+def serve(
+    policy: WidthPolicy, steps: Sequence[Step], server: Server, seed: int, confident_batch: int
+) -> Served:
+    """Let the policy choose every width of a trace.
+
+    Args:
+        policy: starts cold.
+        steps: the trace.
+        server: what steps take.
+        seed: of the noise.
+        confident_batch: largest batch whose drafter is asked for its confidences.
+    """
     rng = Random(seed)
     tokens, seconds = Counter[int](), Counter[int]()
     widths: list[int] = []
@@ -81,14 +92,32 @@ def serve(policy: WidthPolicy, steps: Sequence[Step], server: Server, seed: int)
         running = set(step.keys)
         if late is not None:
             policy.observe(late)
-        accept_lens = [min(accepted, width - 1) for accepted in step.accept_lens]
-        took = server.seconds(len(step.keys), width)
+        verified, confidences = width, None
+        if width > 1 and len(step.keys) <= confident_batch:
+            confidences = confidences_of(step, width)
+        if confidences is not None:
+            verified = policy.narrow(step.keys, width, confidences)
+        accept_lens = [min(accepted, verified - 1) for accepted in step.accept_lens]
+        took = server.seconds(len(step.keys), width, verified)
         noise = rng.lognormvariate(0.0, 0.03) * (5 if rng.random() < 0.01 else 1)
-        late = ObservedStep(step.keys, accept_lens, width, took * noise)
+        late = ObservedStep(
+            step.keys,
+            accept_lens,
+            width,
+            took * noise,
+            verified=verified,
+            confidences=confidences,
+        )
         tokens[step.segment] += sum(accept_lens) + len(step.keys)
         seconds[step.segment] += took
-        widths.append(width)
+        widths.append(verified)
     return Served([tokens[segment] / seconds[segment] for segment in sorted(tokens)], widths)
+
+
+def confidences_of(step: Step, width: int) -> list[Sequence[float]] | None:
+    """The drafter's probabilities of the first `width` - 1 drafts, where they were recorded."""
+    told = [one.confidences for one in step.drafts]
+    return [row[: width - 1] for row in told if row is not None] if all(told) else None
 
 
 def fixed_speeds(steps: Iterable[Step], server: Server, batch_size: int) -> list[dict[int, float]]:
@@ -116,8 +145,13 @@ def simulate(server: Server, workload: Workload, batch_size: int, steps: int, se
     settings = WidthSettings()
     served_trace = list(trace(workload, batch_size, steps, seed))
     by_segment = fixed_speeds(served_trace, server, batch_size)
-    policy = WidthPolicy(BLOCK_SIZE, server.measured(settings.ladder(BLOCK_SIZE)), settings)
-    served = serve(policy, served_trace, server, seed)
+    ladder = settings.ladder(BLOCK_SIZE)
+
+    def run(confident_batch: int) -> Served:
+        policy = WidthPolicy(BLOCK_SIZE, server.measured(ladder), settings)
+        return serve(policy, served_trace, server, seed, confident_batch)
+
+    served = run(settings.confident_batch)
 
     def best(widths: Sequence[int]) -> list[int]:
         return [max(widths, key=speeds.__getitem__) for speeds in by_segment]
@@ -134,19 +168,20 @@ def simulate(server: Server, workload: Workload, batch_size: int, steps: int, se
         fixed_8=fixed_8,
         fixed_16=fixed_16,
         policy=mean(served.speeds),
-        oracle=speed(best(policy.widths)),
+        history=mean(run(0).speeds),
+        oracle=speed(best(ladder)),
         oracle_any_width=speed(best(range(1, BLOCK_SIZE + 1))),
-        oracle_widths=best(policy.widths),
+        oracle_widths=best(ladder),
         policy_widths={
             w: n / len(served.widths) for w, n in sorted(Counter(served.widths).items())
         },
-        worst=mean(served.speeds) / speed(best(policy.widths)),
+        worst=mean(served.speeds) / speed(best(ladder)),
     )
 
 
 def average(rows: Sequence[Row]) -> Row:
     """The mean of several traces; widths are those of the first."""
-    keys = ("plain", "fixed_8", "fixed_16", "policy", "oracle", "oracle_any_width")
+    keys = ("plain", "fixed_8", "fixed_16", "policy", "history", "oracle", "oracle_any_width")
     means = {key: mean(getattr(row, key) for row in rows) for key in keys}
     return rows[0]._replace(**means, worst=min(row.worst for row in rows))
 
@@ -167,6 +202,12 @@ def table(rows: Sequence[Row]) -> Iterator[str]:
             ]
             ratios = [row.of_oracle for row in found]
             yield f"| {name} | {' | '.join(cells)} | {min(ratios):.3f} .. {max(ratios):.3f} |"
+        gains = [
+            f"{row.workload}, batch {row.batch_size}: {row.policy / row.history - 1:+.1%}"
+            for row in rows
+            if row.server == server and row.policy != row.history
+        ]
+        yield f"\nThe drafter's confidences gain over history alone: {'; '.join(gains)}"
 
 
 def decision_microseconds(batch_size: int) -> tuple[float, float]:

@@ -16,16 +16,30 @@ from random import Random
 from typing import NamedTuple
 
 BLOCK_SIZE = 16
-# Accept lengths of a request's steps, all of them.
-Family = Callable[[Random], list[int]]
+
+
+class Drafts(NamedTuple):
+    """What a request's step has drafted."""
+
+    accept_len: int  # of a whole block
+    confidences: Sequence[float] | None = None  # the drafter's probability of each, if recorded
+
+
+# The drafts of a request's steps, all of them.
+Family = Callable[[Random], list[Drafts]]
 
 
 class Step(NamedTuple):
     """One decode step of a batch."""
 
     keys: list[int]  # requests
-    accept_lens: list[int]  # of each, of a whole block
+    drafts: list[Drafts]  # of each
     segment: int  # of the workload
+
+    @property
+    def accept_lens(self) -> list[int]:
+        """Of each request, of a whole block."""
+        return [one.accept_len for one in self.drafts]
 
 
 class Workload(NamedTuple):
@@ -44,8 +58,8 @@ def curve(acceptance: Sequence[float], steps: int = 80) -> Family:
         survival *= probability
         below.append(1 - survival)  # P(accept length < i), ascending
 
-    def draw(rng: Random) -> list[int]:
-        return [bisect_right(below, rng.random()) for _ in range(steps)]
+    def draw(rng: Random) -> list[Drafts]:
+        return [Drafts(bisect_right(below, rng.random())) for _ in range(steps)]
 
     return draw
 
@@ -55,7 +69,7 @@ def geometric(acceptance: float) -> Family:
     return curve([acceptance] * (BLOCK_SIZE - 1))
 
 
-def recorded(requests: Sequence[Sequence[int]]) -> Family:
+def recorded(requests: Sequence[Sequence[Drafts]]) -> Family:
     """Requests that were really served, drawn with replacement."""
     return lambda rng: list(rng.choice(requests))
 
@@ -63,14 +77,24 @@ def recorded(requests: Sequence[Sequence[int]]) -> Family:
 def load_recorded(file: Path) -> dict[str, Family]:
     """Families of a file `{"families": {name: [[accept length of each step] of each request]}}`.
 
+    Its `confidences` have the drafter's probabilities of the drafts in their places.
+
     Raises:
         ValueError: an accept length does not fit the block.
     """
-    families: Mapping[str, list[list[int]]] = json.loads(file.read_text())["families"]
+    content = json.loads(file.read_text())
+    families: Mapping[str, list[list[int]]] = content["families"]
+    found = {}
     for name, requests in families.items():
         if any(not 0 <= n < BLOCK_SIZE for request in requests for n in request):
             raise ValueError(f"{file}: {name} has an accept length outside 0..{BLOCK_SIZE - 1}")
-    return {name: recorded(requests) for name, requests in families.items()}
+        found[name] = recorded(
+            [
+                [Drafts(*one) for one in zip(lengths, confidences, strict=True)]
+                for lengths, confidences in zip(requests, content["confidences"][name], strict=True)
+            ]
+        )
+    return found
 
 
 def workloads(traces: Path | None) -> list[Workload]:
@@ -101,7 +125,7 @@ def trace(workload: Workload, batch_size: int, steps: int, seed: int) -> Iterato
         seed: the same arguments give the same trace.
     """
     rng, numbers = Random(f"{seed} {workload.name} {batch_size}"), count()
-    keys, left = [0] * batch_size, [list[int]()] * batch_size
+    keys, left = [0] * batch_size, [list[Drafts]()] * batch_size
     length = steps // len(workload.segments)
     for segment, families in enumerate(workload.segments):
         if segment > 0:  # running requests go on with other drafts
@@ -113,4 +137,4 @@ def trace(workload: Workload, batch_size: int, steps: int, seed: int) -> Iterato
                     left[row] = families[keys[row] % len(families)](rng)
                     if segment == n == 0:  # the first ones are at any point of their life
                         del left[row][: rng.randrange(len(left[row]))]
-            yield Step(list(keys), [accepts.pop() for accepts in left], segment)
+            yield Step(list(keys), [drafts.pop() for drafts in left], segment)

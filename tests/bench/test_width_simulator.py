@@ -57,7 +57,7 @@ def test_host_time_and_drafts_are_part_of_a_step() -> None:
 
 def test_a_recorded_length_outside_the_block_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "traces.json"
-    file.write_text(json.dumps({"families": {"a": [[3, 16]]}}))
+    file.write_text(json.dumps({"families": {"a": [[3, 16]]}, "confidences": {"a": [[[], []]]}}))
     with pytest.raises(ValueError, match="a has an accept length"):
         load_recorded(file)
 
