@@ -1,8 +1,9 @@
 """Greedy decoding with the transformers model: batched, and speculative against a drafter.
 
-Independent of the serving code: transformers' own Qwen3-MoE and cache, and the reference drafter.
+Independent of the serving code: transformers' own models and cache, and the reference drafter.
 """
 
+import copy
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -79,12 +80,15 @@ def speculate(
         block = drafter(F.embedding(ids, embed), positions, context, torch.arange(committed)[None])
         drafts = F.linear(block[0, 1:], head).argmax(-1)
         ids[0, 1:] = drafts
+        before = copy.deepcopy(cache)
         hidden, logits = _forward(model, ids, cache, taps_of)
         targets = logits.argmax(-1)
         accept_len = int((targets[:-1] == drafts).int().cumprod(0).sum())
         commit_len = accept_len + 1
         if commit_len < block_size:
-            cache.crop(commit_len - block_size)  # negative: how many to drop
+            # Not `cache.crop`: it leaves a recurrent state as it was after the whole block.
+            cache = before
+            _forward(model, ids[:, :commit_len], cache, taps_of)
         fresh = drafter.context_kv(hidden[:, :commit_len], positions[:, :commit_len])
         context = [_append(old, new) for old, new in zip(context, fresh, strict=True)]
         committed += commit_len
