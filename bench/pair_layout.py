@@ -13,7 +13,7 @@ Tensors = dict[str, Tensor]
 
 def verifier_tensors(model: Verifier) -> Tensors:
     """The weights under their public names."""
-    # The head is stored although it equals the embedding: SGLang ties neither architecture.
+    # The head is stored although it equals the embedding: SGLang's Qwen3-MoE does not tie them.
     tensors = {
         "model.embed_tokens.weight": model.embed,
         "lm_head.weight": model.embed,
@@ -69,7 +69,8 @@ def _qwen3_moe(shape: VerifierShape) -> dict[str, Any]:
 def _qwen3_5_moe(shape: VerifierShape, delta: DeltaShape) -> dict[str, Any]:
     attention = [shape.is_attention(layer) for layer in range(shape.num_layers)]
     share = shape.rotary_dim / shape.head_dim
-    third = shape.rotary_dim // 6  # of the angles; text has the same position in all sections
+    # Angles turn by time, height and width in turns; a text token has one position for the three.
+    sections = [(shape.rotary_dim // 2 + left) // 3 for left in (2, 1, 0)]
     return {
         # The text model alone; public checkpoints wrap it in Qwen3_5MoeForConditionalGeneration.
         "architectures": ["Qwen3_5MoeForCausalLM"],
@@ -89,7 +90,7 @@ def _qwen3_5_moe(shape: VerifierShape, delta: DeltaShape) -> dict[str, Any]:
             "rope_type": "default",
             "rope_theta": shape.rope_theta,
             "partial_rotary_factor": share,
-            "mrope_section": [shape.rotary_dim // 2 - 2 * third, third, third],
+            "mrope_section": sections,
             "mrope_interleaved": True,
         },
     }

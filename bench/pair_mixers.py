@@ -119,6 +119,8 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
     The tables are [length, 1, rotary_dim].
     """
-    turned, kept = x[..., : cos.shape[-1]], x[..., cos.shape[-1] :]
-    first, second = turned.chunk(2, dim=-1)
-    return torch.cat([turned * cos + torch.cat([-second, first], dim=-1) * sin, kept], dim=-1)
+    dim = cos.shape[-1]
+    if dim < x.shape[-1]:
+        return torch.cat([rotate(x[..., :dim], cos, sin), x[..., dim:]], dim=-1)
+    first, second = x.chunk(2, dim=-1)
+    return x * cos + torch.cat([-second, first], dim=-1) * sin

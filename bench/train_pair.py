@@ -29,6 +29,7 @@ from pair_models import Verifier
 from pair_recipes import RECIPES, PairRecipe
 from tokenizers import Tokenizer
 
+from dflash_sglang.model.checkpoint import load_config
 from dflash_sglang.model.reference import DraftModel
 
 SEED = 20
@@ -158,7 +159,7 @@ def pack_stage(work: Path, recipe: PairRecipe) -> None:
     (work / "pair" / "prompts.json").write_text(text + "\n", encoding="utf-8")
 
 
-def evaluate_stage(work: Path) -> None:
+def evaluate_stage(work: Path, name: str) -> None:
     """Measure the packed pair on held-out prompts and write pair/eval.json and pair/CARD.md."""
     pair = work / "pair"
     measured = pair_eval.evaluate(
@@ -168,11 +169,12 @@ def evaluate_stage(work: Path) -> None:
         blocks=(4, 8, 16),
         speculated=SPECULATED_PER_FAMILY,
     )
-    for name in ("verifier", "drafter"):
-        measured[name] = json.loads((work / f"{name}.json").read_text(encoding="utf-8"))
-        measured[name]["parameters"] = pair_card.parameters(pair / name)
+    for part in ("verifier", "drafter"):
+        measured[part] = json.loads((work / f"{part}.json").read_text(encoding="utf-8"))
+        measured[part]["parameters"] = pair_card.parameters(pair / part)
     (pair / "eval.json").write_text(json.dumps(measured, indent=1) + "\n", encoding="utf-8")
-    (pair / "CARD.md").write_text(pair_card.render(measured), encoding="utf-8")
+    card = pair_card.render(name, measured, RECIPES[name], load_config(pair / "drafter"))
+    (pair / "CARD.md").write_text(card, encoding="utf-8")
 
 
 def load_trained(work: Path, recipe: PairRecipe) -> Verifier:
@@ -227,7 +229,7 @@ def main() -> None:
         ("verifier", "verifier.json", lambda: verifier_stage(work, recipe, compiled)),
         ("drafter", "drafter.json", lambda: drafter_stage(work, recipe, compiled)),
         ("pack", "pair/prompts.json", lambda: pack_stage(work, recipe)),
-        ("evaluate", "pair/CARD.md", lambda: evaluate_stage(work)),
+        ("evaluate", "pair/CARD.md", lambda: evaluate_stage(work, args.model)),
     ]
     for name, result, stage in stages:
         run_stage(name, work / result, stage)
