@@ -66,7 +66,7 @@ class DeltaNet(nn.Module):
         self.decay_gate = weight(heads, hidden)
         self.conv = nn.Parameter(torch.randn(channels, sizes.conv_kernel) * 0.3)
         self.log_rate = nn.Parameter(torch.zeros(heads))
-        # A head forgets exp(-softplus(bias)) a token at first: from half to a 500th over the heads.
+        # At first the heads lose from a 500th to a half of their state at a token.
         self.decay_bias = nn.Parameter(torch.logspace(-2.7, -0.15, heads).expm1().log())
         self.norm = nn.Parameter(torch.ones(sizes.value_dim))  # stored as it is, without the offset
 
