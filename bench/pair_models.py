@@ -73,6 +73,8 @@ class Verifier(nn.Module):
 
     def compile_layers(self) -> None:
         """Compile the mixers (needs a C++ compiler); lengths stay dynamic."""
+        # Variants of one function are limited, and those of a model trained before would count.
+        torch.compiler.reset()
         compiled = torch.compile(VerifierLayer._mix, dynamic=True)
         for layer in self.layers:
             layer.mix = lambda x, cos, sin, layer=layer: compiled(layer, x, cos, sin)
