@@ -66,11 +66,15 @@ def decode_batch(model: Any, prompts: list[list[int]], max_new_tokens: int) -> l
 def speculate(
     model: Any, drafter: DraftModel, prompt: list[int], block_size: int, max_new_tokens: int
 ) -> Speculation:
-    """Draft a block, verify it in one pass, keep the longest prefix the verifier agrees with."""
+    """Draft a block, verify it in one pass, keep the longest prefix the verifier agrees with.
+
+    Only the prompt is cached; the answer so far passes again with every block. A recurrent state
+    cannot forget the rejected tokens of a block (`DynamicCache.crop` leaves it as it was).
+    """
     embed, head = model.get_input_embeddings().weight, model.get_output_embeddings().weight
     taps_of = drafter.config.target_layer_ids
-    cache = DynamicCache(config=model.config)
-    hidden, logits = _forward(model, torch.tensor([prompt]), cache, taps_of)
+    prompt_cache = DynamicCache(config=model.config)
+    hidden, logits = _forward(model, torch.tensor([prompt]), prompt_cache, taps_of)
     answer, committed = [int(logits[-1].argmax())], len(prompt)
     context = drafter.context_kv(hidden, torch.arange(committed)[None])
     commit_lens, accept_lens = [], []
@@ -80,15 +84,13 @@ def speculate(
         block = drafter(F.embedding(ids, embed), positions, context, torch.arange(committed)[None])
         drafts = F.linear(block[0, 1:], head).argmax(-1)
         ids[0, 1:] = drafts
-        before = copy.deepcopy(cache)
-        hidden, logits = _forward(model, ids, cache, taps_of)
-        targets = logits.argmax(-1)
+        told_ids = torch.tensor([answer[:-1]], dtype=torch.int64)
+        hidden, logits = _forward(
+            model, torch.cat([told_ids, ids], dim=1), copy.deepcopy(prompt_cache), taps_of
+        )
+        hidden, targets = hidden[:, -block_size:], logits[-block_size:].argmax(-1)
         accept_len = int((targets[:-1] == drafts).int().cumprod(0).sum())
         commit_len = accept_len + 1
-        if commit_len < block_size:
-            # Not `cache.crop`: it leaves a recurrent state as it was after the whole block.
-            cache = before
-            _forward(model, ids[:, :commit_len], cache, taps_of)
         fresh = drafter.context_kv(hidden[:, :commit_len], positions[:, :commit_len])
         context = [_append(old, new) for old, new in zip(context, fresh, strict=True)]
         committed += commit_len
