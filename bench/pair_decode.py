@@ -1,8 +1,9 @@
 """Greedy decoding with the transformers model: batched, and speculative against a drafter.
 
-Independent of the serving code: transformers' own Qwen3-MoE and cache, and the reference drafter.
+Independent of the serving code: transformers' own models and cache, and the reference drafter.
 """
 
+import copy
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -66,11 +67,15 @@ def decode_batch(model: Any, prompts: list[list[int]], max_new_tokens: int) -> l
 def speculate(
     model: Any, drafter: DraftModel, prompt: list[int], block_size: int, max_new_tokens: int
 ) -> Speculation:
-    """Draft a block, verify it in one pass, keep the longest prefix the verifier agrees with."""
+    """Draft a block, verify it in one pass, keep the longest prefix the verifier agrees with.
+
+    Only the prompt is cached; the answer so far passes again with every block. A recurrent state
+    cannot forget the rejected tokens of a block (`DynamicCache.crop` leaves it as it was).
+    """
     embed, head = model.get_input_embeddings().weight, model.get_output_embeddings().weight
     taps_of = drafter.config.target_layer_ids
-    cache = DynamicCache(config=model.config)
-    hidden, logits = _forward(model, torch.tensor([prompt]), cache, taps_of)
+    prompt_cache = DynamicCache(config=model.config)
+    hidden, logits = _forward(model, torch.tensor([prompt]), prompt_cache, taps_of)
     answer, committed = [int(logits[-1].argmax())], len(prompt)
     context = drafter.context_kv(hidden, torch.arange(committed)[None])
     commit_lens, accept_lens, confidences = [], [], []
@@ -80,12 +85,13 @@ def speculate(
         block = drafter(F.embedding(ids, embed), positions, context, torch.arange(committed)[None])
         probabilities, drafts = F.linear(block[0, 1:], head).softmax(-1).max(-1)
         ids[0, 1:] = drafts
-        hidden, logits = _forward(model, ids, cache, taps_of)
-        targets = logits.argmax(-1)
+        told_ids = torch.tensor([answer[:-1]], dtype=torch.int64)
+        hidden, logits = _forward(
+            model, torch.cat([told_ids, ids], dim=1), copy.deepcopy(prompt_cache), taps_of
+        )
+        hidden, targets = hidden[:, -block_size:], logits[-block_size:].argmax(-1)
         accept_len = int((targets[:-1] == drafts).int().cumprod(0).sum())
         commit_len = accept_len + 1
-        if commit_len < block_size:
-            cache.crop(commit_len - block_size)  # negative: how many to drop
         fresh = drafter.context_kv(hidden[:, :commit_len], positions[:, :commit_len])
         context = [_append(old, new) for old, new in zip(context, fresh, strict=True)]
         committed += commit_len

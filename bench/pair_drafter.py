@@ -15,7 +15,6 @@ from dflash_sglang.model.checkpoint import FULL, DraftConfig
 from dflash_sglang.model.reference import DraftModel, LayerKV
 
 BLOCK_SIZE = 16
-TAPS = (1, 3, 4)  # of the six verifier layers; never the last
 ANCHORS = 16  # blocks a row
 DECAY = 7.0  # a slot i counts exp(-(i - 1) / DECAY): an early miss costs the whole rest
 
@@ -37,8 +36,8 @@ class Teacher(NamedTuple):
     agrees: Tensor  # [rows, length] bool, whether a token is the verifier's own greedy choice
 
 
-def draft_config(verifier: Verifier) -> DraftConfig:
-    """Two layers on top of the verifier's taps."""
+def draft_config(verifier: Verifier, taps: tuple[int, ...]) -> DraftConfig:
+    """Two layers on top of the verifier's layers `taps`."""
     s = verifier.shape
     return DraftConfig(
         hidden_size=s.hidden_size,
@@ -50,7 +49,7 @@ def draft_config(verifier: Verifier) -> DraftConfig:
         rotary_dim=s.head_dim,
         vocab_size=s.vocab_size,
         block_size=BLOCK_SIZE,
-        target_layer_ids=TAPS,
+        target_layer_ids=taps,
         mask_token_id=pair_data.MASK_ID,
         num_target_layers=s.num_layers,
         rope_theta=s.rope_theta,
@@ -119,7 +118,7 @@ def drafter_step(
     drafter: DraftModel, verifier: Verifier, batch: Batch, generator: torch.Generator
 ) -> float:
     """Accumulate the gradients of one step: cross-entropy against the verifier's distribution."""
-    told = teacher(verifier, batch)
+    told = teacher(verifier, batch, drafter.config.target_layer_ids)
     blocks = cut_blocks(batch, told.agrees, drafter.config.mask_token_id, generator)
     # The plain form of attention: at these sizes its gradient is several times as fast.
     with torch.autocast("cpu", torch.bfloat16), sdpa_kernel(SDPBackend.MATH):
@@ -141,7 +140,7 @@ def drafter_measures(
     commit_lens: list[Tensor] = []
     for group in pair_data.group_by_length(held_out, np.arange(len(held_out)), max_tokens):
         batch = pair_data.pad(held_out, group)
-        told = teacher(verifier, batch)
+        told = teacher(verifier, batch, drafter.config.target_layer_ids)
         blocks = cut_blocks(batch, told.agrees, drafter.config.mask_token_id, generator)
         learnt = blocks.weights > 0
         drafts = draft_logits(drafter, verifier, batch, blocks, told.taps).argmax(-1)
@@ -152,10 +151,10 @@ def drafter_measures(
 
 
 @torch.no_grad()
-def teacher(verifier: Verifier, batch: Batch) -> Teacher:
-    """Run the verifier over a batch."""
+def teacher(verifier: Verifier, batch: Batch, taps: tuple[int, ...]) -> Teacher:
+    """Run the verifier over a batch; `taps` are the layers the drafter sees."""
     out = verifier(batch.ids)
     logits = verifier.logits(out.hidden)
     agrees = torch.zeros_like(batch.answer)
     agrees[:, 1:] = logits[:, :-1].argmax(-1) == batch.ids[:, 1:]
-    return Teacher(torch.cat([out.layers[i] for i in TAPS], dim=-1), logits.flatten(0, 1), agrees)
+    return Teacher(torch.cat([out.layers[i] for i in taps], dim=-1), logits.flatten(0, 1), agrees)

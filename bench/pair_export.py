@@ -6,6 +6,7 @@ from typing import Any
 
 import pair_data
 import torch
+from pair_layout import verifier_config, verifier_tensors
 from pair_models import Verifier
 from safetensors.torch import save_file
 from torch import Tensor
@@ -16,10 +17,11 @@ from dflash_sglang.model.reference import DraftModel
 
 
 def export_verifier(model: Verifier, tokenizer_file: Path, directory: Path) -> None:
-    """Write a Qwen3-MoE checkpoint with its tokenizer and chat template."""
+    """Write the verifier's checkpoint with its tokenizer and chat template."""
     directory.mkdir(parents=True, exist_ok=True)
-    _save(verifier_tensors(model), directory / "model.safetensors")
-    _write_json(directory / "config.json", verifier_config(model))
+    tensors = {name: _bf16(tensor) for name, tensor in verifier_tensors(model).items()}
+    _save(tensors, directory / "model.safetensors")
+    _write_json(directory / "config.json", verifier_config(model.shape))
     generation = {"eos_token_id": pair_data.END_ID, "pad_token_id": pair_data.PAD_ID}
     _write_json(directory / "generation_config.json", generation)
     end, start, stop, mask = pair_data.SPECIAL_TOKENS
@@ -32,66 +34,6 @@ def export_verifier(model: Verifier, tokenizer_file: Path, directory: Path) -> N
     )
     tokenizer.chat_template = pair_data.CHAT_TEMPLATE
     tokenizer.save_pretrained(directory)
-
-
-def verifier_tensors(model: Verifier) -> dict[str, Tensor]:
-    """The weights under their public names, one matrix an expert."""
-    # The head is stored although it equals the embedding: SGLang's Qwen3-MoE does not tie them.
-    tensors = {
-        "model.embed_tokens.weight": model.embed,
-        "lm_head.weight": model.embed,
-        "model.norm.weight": model.norm,
-    }
-    for index, layer in enumerate(model.layers):
-        prefix = f"model.layers.{index}"
-        for name in ("q_proj", "k_proj", "v_proj", "o_proj", "q_norm", "k_norm"):
-            tensors[f"{prefix}.self_attn.{name}.weight"] = getattr(layer, name)
-        tensors[f"{prefix}.input_layernorm.weight"] = layer.input_norm
-        tensors[f"{prefix}.post_attention_layernorm.weight"] = layer.post_norm
-        tensors[f"{prefix}.mlp.gate.weight"] = layer.gate
-        for expert in range(model.shape.num_experts):
-            gate, up = layer.gate_up[expert].chunk(2)
-            experts = f"{prefix}.mlp.experts.{expert}"
-            tensors[f"{experts}.gate_proj.weight"] = gate
-            tensors[f"{experts}.up_proj.weight"] = up
-            tensors[f"{experts}.down_proj.weight"] = layer.down[expert]
-    return {name: _bf16(tensor) for name, tensor in tensors.items()}
-
-
-def verifier_config(model: Verifier) -> dict[str, Any]:
-    """The content of the verifier's config.json."""
-    s = model.shape
-    return {
-        "architectures": ["Qwen3MoeForCausalLM"],
-        "model_type": "qwen3_moe",
-        "vocab_size": s.vocab_size,
-        "hidden_size": s.hidden_size,
-        "intermediate_size": 2 * s.hidden_size,  # of dense layers; there are none
-        "num_hidden_layers": s.num_layers,
-        "num_attention_heads": s.num_heads,
-        "num_key_value_heads": s.num_kv_heads,
-        "head_dim": s.head_dim,
-        "num_experts": s.num_experts,
-        "num_experts_per_tok": s.top_k,
-        "moe_intermediate_size": s.expert_size,
-        "norm_topk_prob": True,
-        "decoder_sparse_step": 1,
-        "mlp_only_layers": [],
-        "hidden_act": "silu",
-        "rms_norm_eps": s.rms_norm_eps,
-        # transformers 5 reads rope_parameters, SGLang the top-level value.
-        "rope_theta": s.rope_theta,
-        "rope_parameters": {"rope_type": "default", "rope_theta": s.rope_theta},
-        "max_position_embeddings": s.max_positions,
-        "attention_bias": False,
-        "tie_word_embeddings": False,
-        "use_sliding_window": False,
-        "sliding_window": None,
-        "bos_token_id": None,
-        "eos_token_id": pair_data.END_ID,
-        "pad_token_id": pair_data.PAD_ID,
-        "dtype": "bfloat16",
-    }
 
 
 def export_drafter(model: DraftModel, directory: Path) -> None:

@@ -12,6 +12,8 @@ import torch
 from torch import Tensor, nn
 
 Measures = dict[str, float]
+# Matrices whose rows stand for themselves: embeddings, gates, the taps of a convolution.
+_ADAM_MATRICES = ("embed", "gate", "conv")
 
 
 class Recipe(NamedTuple):
@@ -80,7 +82,7 @@ def fit(
     """Train `model` in place and return its history, one record a report.
 
     Args:
-        model: what to train; vectors and matrices named `embed` or `gate` go to AdamW, the rest to
+        model: what to train; vectors and the matrices of `_ADAM_MATRICES` go to AdamW, the rest to
             Muon.
         recipe: steps and rates.
         step_loss: accumulates the gradients of the step given and returns its loss.
@@ -111,7 +113,7 @@ def fit(
 def _optimisers(model: nn.Module, recipe: Recipe) -> list[torch.optim.Optimizer]:
     matrices, others = [], []
     for name, param in model.named_parameters():
-        vector_like = param.ndim < 2 or name.rsplit(".", 1)[-1] in ("embed", "gate")
+        vector_like = param.ndim < 2 or name.endswith(_ADAM_MATRICES)
         (others if vector_like else matrices).append(param)
     adam = torch.optim.AdamW(others, recipe.adam_lr, betas=(0.9, 0.95), weight_decay=0.0)
     return [Muon(matrices, recipe.muon_lr), adam]

@@ -1,11 +1,12 @@
-"""Train the embedded pair from nothing but a seed.
+"""Train an embedded pair from nothing but a seed.
 
-    PYTHONPATH=. python bench/train_pair.py --work FOLDER
+    PYTHONPATH=. python bench/train_pair.py --work FOLDER [--model moe|hybrid]
 
 The stages (data, verifier, drafter, pack, evaluate) write into FOLDER and are skipped when their
 result is there, so an interrupted run goes on where it was; a copy of FOLDER/pair is what
-dflash_sglang/zoo/moe holds. One quiet core takes about an hour: 1.2 s a step of the verifier, 0.4 s
-a step of the drafter.
+dflash_sglang/zoo/MODEL holds. The data are the same for every pair. One quiet core takes about an
+hour for the MoE pair (1.2 s a step of the verifier, 0.4 s a step of the drafter), half of that for
+the hybrid one (0.6 s and 0.4 s).
 """
 
 import argparse
@@ -24,10 +25,12 @@ import pair_export
 import torch
 import torch.nn.functional as F
 from pair_data import Exchange
-from pair_fit import Measures, Recipe, fit
-from pair_models import Verifier, VerifierShape
+from pair_fit import Measures, fit
+from pair_models import Verifier
+from pair_recipes import RECIPES, PairRecipe
 from tokenizers import Tokenizer
 
+from dflash_sglang.model.checkpoint import load_config
 from dflash_sglang.model.reference import DraftModel
 
 SEED = 20
@@ -35,10 +38,6 @@ TOKENIZER_DOCUMENTS = 20_000
 CORPUS_DOCUMENTS = 160_000
 HELD_OUT_PER_FAMILY = 60
 SPECULATED_PER_FAMILY = 30
-VERIFIER = Recipe(
-    2200, knots=((0, 0.017), (59, 1.0), (600, 1.0), (800, 0.667), (1500, 0.2553), (2200, 0.02))
-)
-DRAFTER = Recipe(1500, knots=((0, 0.025), (39, 1.0), (450, 1.0), (1500, 0.02)))
 BATCH_TOKENS = 2048  # padded tokens of one forward pass
 STEP_BATCHES = 2  # forward passes of a verifier step
 DRAFTER_BATCH_TOKENS = 1024  # padded tokens of a drafter step; every row is cut into blocks
@@ -58,10 +57,10 @@ def data_stage(work: Path) -> None:
     )
 
 
-def verifier_stage(work: Path, recipe: Recipe, compiled: bool) -> None:
+def verifier_stage(work: Path, recipe: PairRecipe, compiled: bool) -> None:
     """Train the verifier; the state ends in verifier.pt, the history in verifier.json."""
     torch.manual_seed(SEED)
-    model = Verifier(VerifierShape())
+    model = Verifier(recipe.shape)
     if compiled:
         model.compile_layers()
     corpus = pair_data.load_corpus(work / "corpus.npz")
@@ -75,10 +74,14 @@ def verifier_stage(work: Path, recipe: Recipe, compiled: bool) -> None:
         return verifier_step(model, [pair_data.pad(corpus, group) for group in groups])
 
     history = fit(
-        model, recipe, step_loss, lambda: verifier_measures(model, held_out), work / "verifier.pt"
+        model,
+        recipe.verifier,
+        step_loss,
+        lambda: verifier_measures(model, held_out),
+        work / "verifier.pt",
     )
     (work / "verifier.json").write_text(
-        json.dumps({"recipe": recipe._asdict(), "history": history})
+        json.dumps({"recipe": recipe.verifier._asdict(), "history": history})
     )
 
 
@@ -115,13 +118,13 @@ def verifier_measures(model: Verifier, held_out: pair_data.Corpus) -> Measures:
     }
 
 
-def drafter_stage(work: Path, recipe: Recipe, compiled: bool) -> None:
+def drafter_stage(work: Path, recipe: PairRecipe, compiled: bool) -> None:
     """Train the drafter; the state ends in drafter.pt, the history in drafter.json."""
-    verifier = load_trained(work)
+    verifier = load_trained(work, recipe)
     if compiled:
         verifier.compile_layers()
     torch.manual_seed(SEED)
-    drafter = DraftModel(pair_drafter.draft_config(verifier))
+    drafter = DraftModel(pair_drafter.draft_config(verifier, recipe.taps))
     for param in drafter.parameters():
         if param.ndim == 2:
             torch.nn.init.normal_(param, std=0.02)
@@ -136,14 +139,16 @@ def drafter_stage(work: Path, recipe: Recipe, compiled: bool) -> None:
     def measure() -> Measures:
         return pair_drafter.drafter_measures(drafter, verifier, held_out, BATCH_TOKENS)
 
-    history = fit(drafter, recipe, step_loss, measure, work / "drafter.pt")
-    (work / "drafter.json").write_text(json.dumps({"recipe": recipe._asdict(), "history": history}))
+    history = fit(drafter, recipe.drafter, step_loss, measure, work / "drafter.pt")
+    (work / "drafter.json").write_text(
+        json.dumps({"recipe": recipe.drafter._asdict(), "history": history})
+    )
 
 
-def pack_stage(work: Path) -> None:
+def pack_stage(work: Path, recipe: PairRecipe) -> None:
     """Write both models in bfloat16 under pair/."""
-    verifier = load_trained(work)
-    drafter = DraftModel(pair_drafter.draft_config(verifier))
+    verifier = load_trained(work, recipe)
+    drafter = DraftModel(pair_drafter.draft_config(verifier, recipe.taps))
     drafter.load_state_dict(torch.load(work / "drafter.pt", weights_only=True)["model"])
     pair_export.export_verifier(verifier, work / "tokenizer.json", work / "pair" / "verifier")
     pair_export.export_drafter(drafter, work / "pair" / "drafter")
@@ -155,7 +160,7 @@ def pack_stage(work: Path) -> None:
     (work / "pair" / "prompts.json").write_text(text + "\n", encoding="utf-8")
 
 
-def evaluate_stage(work: Path) -> None:
+def evaluate_stage(work: Path, name: str) -> None:
     """Measure the packed pair on held-out prompts and write pair/eval.json and pair/CARD.md."""
     pair = work / "pair"
     measured = pair_eval.evaluate(
@@ -165,16 +170,17 @@ def evaluate_stage(work: Path) -> None:
         blocks=(4, 8, 16),
         speculated=SPECULATED_PER_FAMILY,
     )
-    for name in ("verifier", "drafter"):
-        measured[name] = json.loads((work / f"{name}.json").read_text(encoding="utf-8"))
-        measured[name]["parameters"] = pair_card.parameters(pair / name)
+    for part in ("verifier", "drafter"):
+        measured[part] = json.loads((work / f"{part}.json").read_text(encoding="utf-8"))
+        measured[part]["parameters"] = pair_card.parameters(pair / part)
     (pair / "eval.json").write_text(json.dumps(measured, indent=1) + "\n", encoding="utf-8")
-    (pair / "CARD.md").write_text(pair_card.render(measured), encoding="utf-8")
+    card = pair_card.render(name, measured, RECIPES[name], load_config(pair / "drafter"))
+    (pair / "CARD.md").write_text(card, encoding="utf-8")
 
 
-def load_trained(work: Path) -> Verifier:
+def load_trained(work: Path, recipe: PairRecipe) -> Verifier:
     """The trained verifier, its weights rounded to bfloat16 as they are served."""
-    verifier = Verifier(VerifierShape())
+    verifier = Verifier(recipe.shape)
     verifier.load_state_dict(torch.load(work / "verifier.pt", weights_only=True)["model"])
     with torch.no_grad():
         for param in verifier.parameters():
@@ -209,6 +215,7 @@ def main() -> None:
     """Run all stages that have no result yet."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--work", type=Path, required=True, help="folder of intermediate results")
+    parser.add_argument("--model", default="moe", choices=RECIPES, help="default: moe")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument(
         "--no-compile", action="store_true", help="do without a C++ compiler: slower"
@@ -217,13 +224,13 @@ def main() -> None:
     torch.set_num_threads(args.threads)
     work: Path = args.work
     work.mkdir(parents=True, exist_ok=True)
-    compiled = not args.no_compile
+    recipe, compiled = RECIPES[args.model], not args.no_compile
     stages: list[tuple[str, str, Callable[[], None]]] = [
         ("data", "corpus.npz", lambda: data_stage(work)),
-        ("verifier", "verifier.json", lambda: verifier_stage(work, VERIFIER, compiled)),
-        ("drafter", "drafter.json", lambda: drafter_stage(work, DRAFTER, compiled)),
-        ("pack", "pair/prompts.json", lambda: pack_stage(work)),
-        ("evaluate", "pair/CARD.md", lambda: evaluate_stage(work)),
+        ("verifier", "verifier.json", lambda: verifier_stage(work, recipe, compiled)),
+        ("drafter", "drafter.json", lambda: drafter_stage(work, recipe, compiled)),
+        ("pack", "pair/prompts.json", lambda: pack_stage(work, recipe)),
+        ("evaluate", "pair/CARD.md", lambda: evaluate_stage(work, args.model)),
     ]
     for name, result, stage in stages:
         run_stage(name, work / result, stage)

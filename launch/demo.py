@@ -1,4 +1,4 @@
-"""Compares plain decoding, SGLang's own DFLASH worker and ours on the embedded MoE pair."""
+"""Compares plain decoding, SGLang's own DFLASH worker and ours on an embedded pair."""
 
 import argparse
 import itertools
@@ -43,7 +43,7 @@ def parse(argv: Sequence[str] | None = None) -> Command:
     """Reads the command line; exits with a message when the options do not fit together."""
     parser = argparse.ArgumentParser(
         prog="launch/demo",
-        description="Serve the embedded MoE pair on stock SGLang, plainly and with DFLASH, send "
+        description="Serve an embedded pair on stock SGLang, plainly and with DFLASH, send "
         "both the same held-out prompts and compare speed and answers.",
         epilog="Exit status: 0 all answers identical, 1 an answer differs, 2 it could not be run.",
     )

@@ -40,7 +40,7 @@ def test_brings_every_module_and_data_file(wheel: zipfile.ZipFile) -> None:
         if file.suffix in {".py", ".safetensors", ".json", ".jinja", ".typed"}
         and "__pycache__" not in file.parts
     }
-    assert len([name for name in expected if name.endswith(".safetensors")]) >= 2
+    assert len([name for name in expected if name.endswith(".safetensors")]) == 4
     assert expected - set(wheel.namelist()) == set()
 
 

@@ -1,6 +1,6 @@
 """The model pairs that ship with the package: a verifier, its DFlash drafter and held-out prompts.
 
-pair = zoo.path("moe")           # pair.verifier, pair.drafter: checkpoint folders
+pair = zoo.path("moe")           # or "hybrid"; pair.verifier, pair.drafter: checkpoint folders
 prompts = zoo.prompts("moe")     # {"code": (Prompt, ...), "json": ...}
 """
 

@@ -12,7 +12,7 @@ from dflash_sglang import zoo
 from launch import comparison, demo
 from launch.client import Answer
 from launch.comparison import Comparison, ComparisonError, Options
-from launch.report import Pass
+from launch.report import PLAIN, Pass
 from tests.launch.stub_server import Canned, serve
 
 
@@ -183,6 +183,15 @@ def test_block_size_defaults_to_the_trained_one() -> None:
     config = json.loads((zoo.path("moe").drafter / "config.json").read_text())
     assert demo.parse([]).options.block_size == config["block_size"]
     assert demo.parse(["--block-size", "4"]).options.block_size == 4
+
+
+@pytest.mark.parametrize("name", ["moe", "hybrid"])
+def test_a_pair_is_chosen_by_name(name: str) -> None:
+    options = demo.parse(["--model", name]).options
+    for mode in comparison.choose_modes(options):
+        server = comparison.make_server(mode, options)
+        assert str(zoo.path(name).verifier) in server.command
+        assert (str(zoo.path(name).drafter) in server.command) == (mode.name != PLAIN)
 
 
 @pytest.mark.parametrize(

@@ -440,8 +440,9 @@ def test_published_pairs_fit(
     assert report.unchecked == ()
 
 
-def test_the_embedded_pair_fits() -> None:
-    zoo = resources.files("dflash_sglang") / "zoo" / "moe"
+@pytest.mark.parametrize("name", ["moe", "hybrid"])
+def test_the_embedded_pairs_fit(name: str) -> None:
+    zoo = resources.files("dflash_sglang") / "zoo" / name
     report = check_pair(str(zoo / "verifier"), str(zoo / "drafter"))
     assert report.findings == ()
     assert report.unchecked == ()
