@@ -8,6 +8,7 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 import torch
+from dflash_kernels.accept_filtered import Filters
 from dflash_kernels.block_verify import Proposal, draw
 from dflash_kernels.context_kv import LayerCaches
 from dflash_kernels.prepare_block import Block
@@ -127,7 +128,7 @@ def tails(device: torch.device, small: bool) -> Iterator[Case]:
 
 
 def samples(device: torch.device, small: bool) -> Iterator[Case]:
-    """accept_sampled: float64 decides, so every draw is equal."""
+    """accept_sampled and accept_filtered: float64 decides, so every draw is equal."""
     for rows, columns, dtype in logit_shapes(small):
         width = next(w for w in (5, 4, 3, 2, 1) if rows % w == 0)
         bs = rows // width
@@ -148,10 +149,27 @@ def samples(device: torch.device, small: bool) -> Iterator[Case]:
             f"{bs} x {width} x {columns} {name_of(dtype)}",
             lambda op, g=given, n=limit: op.accept_sampled(*g, limit=n),
         )
+        yield from filtered(Inputs(device, rows + columns), given, name_of(dtype))
     new = Inputs(device, 77)
     flat = torch.zeros(40, 3000, device=device)  # noise alone decides
     rest = new.ids(3000, 10, 4), new.ids(99, 10), torch.ones(10, device=device), new.ids(9**9, 10)
     yield Case("accept_sampled", "flat logits", lambda op: op.accept_sampled(flat, *rest))
+
+
+def filtered(new: Inputs, given: tuple[Tensor, ...], dtype: str) -> Iterator[Case]:
+    """accept_filtered: every kind of request in one batch, repeated to have one for each."""
+    bs, width = given[1].shape
+    chosen = Filters(
+        torch.tensor([20, 2**30, 2**30, 50, 2**30, 1], dtype=torch.int32)[torch.arange(bs) % 6],
+        torch.tensor([1.0, 0.9, 1.0, 0.8, 1.0, 1.0])[torch.arange(bs) % 6],
+        torch.tensor([0.0, 0.0, 0.1, 0.01, 0.0, 0.0])[torch.arange(bs) % 6],
+    )
+    chosen = Filters(*(values.to(new.device) for values in chosen))
+    yield Case(
+        "accept_filtered",
+        f"{bs} x {width} x {given[0].shape[1]} {dtype}",
+        lambda op: op.accept_filtered(*given, chosen),
+    )
 
 
 def verifies(device: torch.device, small: bool) -> Iterator[Case]:
