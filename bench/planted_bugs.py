@@ -314,12 +314,6 @@ MUTANTS = (
     ),
     Mutant(
         "accept_filtered",
-        "ties to the larger id",
-        "tl.min(tl.where(kept & (score == top), ids, NO_ID), 0)",
-        "tl.max(tl.where(kept & (score == top), ids, 0), 0)",
-    ),
-    Mutant(
-        "accept_filtered",
         "a row that does not fit is drawn from what fits",
         "if count <= CAPACITY:",
         "if count <= 2 * TILE:",

@@ -89,10 +89,30 @@ def test_each_filter(chosen: dict[str, float]) -> None:
     compare(*requests(4, 3, 300, filters(4, **chosen)))  # type: ignore[arg-type]
 
 
+def test_top_k_keeps_so_many() -> None:
+    # Fewer maxima than k, so no bound helps; the next token would be drawn in one row in eight.
+    compare(*requests(40, 1, 20, filters(40, top_k=3), torch.float32))
+
+
 def test_rows_with_more_tokens_than_fit_are_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
     # Some rows of the batch fit, others do not.
     monkeypatch.setattr(kernel, "CAPACITY", 64)
     compare(*requests(7, 1, 5000, MIXED))
+
+
+def test_each_filter_of_rows_that_are_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    # 100 tokens stand out, more than fit; of the others, a quarter of the mass, each filter drops.
+    monkeypatch.setattr(kernel, "CAPACITY", 64)
+    chosen = Filters(
+        torch.tensor([100, 2**30, 2**30], dtype=torch.int32),
+        torch.tensor([1.0, 0.7, 1.0]),
+        torch.tensor([0.0, 0.0, 0.05]),
+    )
+    rest = requests(3, 4, 5000, chosen)[1:]
+    logits = 0.3 * torch.randn(12, 5000, generator=torch.Generator().manual_seed(1))
+    logits[:, ::50] += 5.0
+    got = compare(logits, *rest)
+    assert (got.output_ids % 50 == 0).all()
 
 
 def test_requests_without_filters_draw_as_alone() -> None:
