@@ -8,6 +8,7 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 import torch
+from dflash_kernels.accept_filtered import Filters
 from dflash_kernels.block_verify import Proposal, draw
 from dflash_kernels.context_kv import LayerCaches
 from dflash_kernels.prepare_block import Block
@@ -61,6 +62,7 @@ def all_cases(device: torch.device, small: bool) -> Iterator[Case]:
     yield from blocks(device)
     yield from tails(device, small)
     yield from samples(device, small)
+    yield from filtered(device, small)
     yield from verifies(device, small)
     yield from contexts(device, small)
 
@@ -152,6 +154,47 @@ def samples(device: torch.device, small: bool) -> Iterator[Case]:
     flat = torch.zeros(40, 3000, device=device)  # noise alone decides
     rest = new.ids(3000, 10, 4), new.ids(99, 10), torch.ones(10, device=device), new.ids(9**9, 10)
     yield Case("accept_sampled", "flat logits", lambda op: op.accept_sampled(flat, *rest))
+
+
+def filtered(device: torch.device, small: bool) -> Iterator[Case]:
+    """accept_filtered: every kind of request in one batch, and a row with more tokens than fit."""
+    shapes = [(2, 4097, BF16), (1, 777, FP16), (2, 300, FP32)]
+    shapes += [] if small else [(2, columns, BF16) for columns in VOCABULARIES]
+    for width, columns, dtype in shapes:
+        new = Inputs(device, columns)
+        filters = Filters(
+            torch.tensor([20, 2**30, 2**30, 50, 2**30, 1], dtype=torch.int32, device=device),
+            torch.tensor([1.0, 0.9, 1.0, 0.8, 1.0, 1.0], device=device),
+            torch.tensor([0.0, 0.0, 0.1, 0.01, 0.0, 0.0], device=device),
+        )
+        given = filtered_inputs(new, 6, width, columns, dtype)
+        yield Case(
+            "accept_filtered",
+            f"6 x {width} x {columns} {name_of(dtype)}",
+            lambda op, g=given, f=filters: op.accept_filtered(*g, f),
+        )
+    flat = filtered_inputs(Inputs(device, 8), 1, 1, 9000, BF16)
+    nucleus = Filters(
+        torch.full((1,), 2**30, dtype=torch.int32, device=device),
+        torch.full((1,), 0.97, device=device),
+        torch.zeros(1, device=device),
+    )
+    yield Case("accept_filtered", "a flat row", lambda op: op.accept_filtered(*flat, nucleus))
+
+
+def filtered_inputs(
+    new: Inputs, bs: int, width: int, columns: int, dtype: torch.dtype
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Logits with a few tokens that stand out."""
+    logits = new.floats(bs * width, columns)
+    logits[:, :: max(1, columns // 40)] += 6.0
+    return (
+        logits.to(dtype),
+        new.ids(columns, bs, width),
+        new.ids(2**33, bs),
+        0.5 + new.uniforms(bs),
+        new.ids(2**62, bs, low=-(2**62)),
+    )
 
 
 def verifies(device: torch.device, small: bool) -> Iterator[Case]:

@@ -6,6 +6,7 @@ from functools import partial
 from typing import NamedTuple
 
 import torch
+from dflash_kernels.accept_filtered import Filters, accept_filtered
 from dflash_kernels.accept_match import accept_match
 from dflash_kernels.accept_sampled import accept_sampled
 from dflash_kernels.block_verify import Proposal, block_verify, token_wise
@@ -81,6 +82,11 @@ def logit_calls(device: torch.device, bs: int, vocabulary: int) -> Iterator[Call
     yield Call(f"draft_tail, top {TOP}", lambda: tail(TOP), logits, size)
     given = new.ids(2, bs, WIDTH), new.ids(99, bs), torch.ones(bs, device=device), new.ids(9, bs)
     yield Call("accept_sampled", lambda: accept_sampled(logits, *given), logits, size)
+    ones = torch.ones(bs, device=device)
+    nucleus = Filters(
+        torch.full((bs,), TOP, dtype=torch.int32, device=device), 0.95 * ones, 0 * ones
+    )
+    yield Call("accept_filtered", lambda: accept_filtered(logits, *given, nucleus), logits, size)
 
 
 def verify_calls(device: torch.device, bs: int, vocabulary: int) -> Iterator[Call]:

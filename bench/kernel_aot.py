@@ -32,7 +32,8 @@ from bench.kernel_launches import (
 ARCHITECTURES = (80, 90, 100)  # A100; H100 and H200; B200
 BATCH = 8
 VECTOR_BYTES = 16
-FEW_BYTES = ("_of_row", "_request", "_drafts")  # ends of the names of kernels that do not stream
+# Ends of the names of kernels that do not stream; choose_row does where a row does not fit.
+FEW_BYTES = ("_of_row", "_request", "_drafts", "bound_row", "choose_row")
 
 POINTERS = {
     torch.bool: "*i1",

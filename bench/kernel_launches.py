@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 from unittest import mock
 
 import torch
+from dflash_kernels.accept_filtered import Filters
+from dflash_kernels.accept_filtered import kernel as accept_filtered
 from dflash_kernels.accept_match import kernel as accept_match
 from dflash_kernels.accept_sampled import kernel as accept_sampled
 from dflash_kernels.block_verify import Proposal
@@ -98,6 +100,14 @@ def run_accept_sampled(bs: int, dtype: torch.dtype) -> None:
     accept_sampled.accept_sampled(logits, new(bs, WIDTH), new(bs), temperatures, new(bs))
 
 
+def run_accept_filtered(bs: int, dtype: torch.dtype) -> None:
+    """Filter, draw and accept at all verified positions."""
+    logits = new(bs * WIDTH, VOCABULARY, dtype=dtype)
+    filters = Filters(new(bs, dtype=torch.int32), new(bs, dtype=FP32), new(bs, dtype=FP32))
+    given = logits, new(bs, WIDTH), new(bs), new(bs, dtype=FP32), new(bs)
+    accept_filtered.accept_filtered(*given, filters)
+
+
 def run_block_verify(bs: int, as_block: bool) -> None:
     """Accept sampled drafts by one of the two rules."""
     drafts = (bs, WIDTH - 1, TOP)
@@ -139,6 +149,8 @@ VARIANTS = (
     Variant("draft_tail(bf16, top=32)", lambda bs: run_draft_tail(bs, BF16, 32), streams=True),
     Variant("accept_sampled(bf16)", lambda bs: run_accept_sampled(bs, BF16), streams=True),
     Variant("accept_sampled(fp32)", lambda bs: run_accept_sampled(bs, FP32), streams=True),
+    Variant("accept_filtered(bf16)", lambda bs: run_accept_filtered(bs, BF16), streams=True),
+    Variant("accept_filtered(fp32)", lambda bs: run_accept_filtered(bs, FP32), streams=True),
     Variant("block_verify", lambda bs: run_block_verify(bs, as_block=True), streams=True),
     Variant("block_verify(token_wise)", lambda bs: run_block_verify(bs, as_block=False), True),
     Variant("context_kv(bf16)", lambda bs: run_context_kv(bs, BF16, HEAD_DIM, HEAD_DIM), True),

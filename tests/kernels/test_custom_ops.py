@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+from dflash_kernels.accept_filtered import Filters, accept_filtered
 from dflash_kernels.accept_match import accept_match
 from dflash_kernels.accept_sampled import accept_sampled
 from dflash_kernels.block_verify import Proposal, block_verify, token_wise
@@ -66,6 +67,18 @@ def run_accept_sampled(device: str, bs: int) -> Any:
     )
 
 
+def run_accept_filtered(device: str, bs: int) -> Any:
+    ones = torch.ones(bs, device=device)
+    return accept_filtered(
+        floats(device, bs * 16, 100),
+        integers(device, bs, 16),
+        integers(device, bs),
+        ones,
+        integers(device, bs),
+        Filters(integers(device, bs, dtype=torch.int32), ones, ones),
+    )
+
+
 def run_block_verify(device: str, bs: int, rule: Callable[..., Any] = block_verify) -> Any:
     drafts = (bs, 15, 3)
     top_probs = torch.full(drafts, 1 / 3, device=device)
@@ -110,6 +123,7 @@ CASES = [
     Case(run_accept_match_with_options, "dflash.accept_match.default"),
     Case(run_draft_tail, "dflash.draft_tail.default"),
     Case(run_accept_sampled, "dflash.accept_sampled.default"),
+    Case(run_accept_filtered, "dflash.accept_filtered.default"),
     Case(run_block_verify, "dflash.block_verify.default"),
     Case(run_token_wise, "dflash.block_verify.default"),
     Case(run_context_kv, "dflash.context_kv.default"),  # last: it returns nothing

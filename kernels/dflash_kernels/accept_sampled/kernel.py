@@ -65,26 +65,19 @@ def gumbel64(hashed):
 
 
 @triton.jit
-def _sample_tile(
+def best_of_tile(
     logits_ptr,
-    prefix_ptr,
-    temperature_ptr,
-    seed_ptr,
-    scores_ptr,
-    ids_ptr,
+    row,
+    tile,
+    temperature,
+    row_hash,
     num_ids,
     row_stride,
-    WIDTH: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    row, tile = tl.program_id(0), tl.program_id(1)
-    request = row // WIDTH
-    temperature = tl.load(temperature_ptr + request)
+    """The best score of a tile in float64 and its id; temperature 0: without noise."""
     drawn = temperature > 0
     divisor = tl.where(drawn, temperature, 1.0)
-    position = tl.load(prefix_ptr + request) + row % WIDTH
-    row_hash = hash_of_row(tl.load(seed_ptr + request), position)
-
     index = tile * TILE + tl.arange(0, TILE)
     x = load_logits(logits_ptr, row, index, num_ids, row_stride)
     score = x * (1.0 / divisor)
@@ -108,13 +101,37 @@ def _sample_tile(
         near = near & (index > candidate)
         # Of a greedy row's equal logits the first is the answer.
         candidate = tl.where(drawn, tl.min(tl.where(near, index, NO_ID), 0), NO_ID)
+    return best, best_id
+
+
+@triton.jit
+def _sample_tile(
+    logits_ptr,
+    prefix_ptr,
+    temperature_ptr,
+    seed_ptr,
+    scores_ptr,
+    ids_ptr,
+    num_ids,
+    row_stride,
+    WIDTH: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    row, tile = tl.program_id(0), tl.program_id(1)
+    request = row // WIDTH
+    position = tl.load(prefix_ptr + request) + row % WIDTH
+    row_hash = hash_of_row(tl.load(seed_ptr + request), position)
+    temperature = tl.load(temperature_ptr + request)
+    best, best_id = best_of_tile(
+        logits_ptr, row, tile, temperature, row_hash, num_ids, row_stride, TILE
+    )
     out = row * tl.num_programs(1) + tile
     tl.store(scores_ptr + out, best)
     tl.store(ids_ptr + out, best_id)
 
 
 @triton.jit
-def _accept_request(
+def accept_request(
     scores_ptr,
     ids_ptr,
     draft_ptr,
@@ -131,6 +148,7 @@ def _accept_request(
     LANES: tl.constexpr,
     TILES: tl.constexpr,
 ):
+    """Of each of a request's rows the best tile's token, and the acceptance that follows."""
     request = tl.program_id(0)
     column = tl.arange(0, LANES)
     tile = tl.arange(0, TILES)
@@ -193,7 +211,7 @@ def accept_sampled(
             TILE=TILE,
             num_warps=4,
         )
-        _accept_request[(bs,)](
+        accept_request[(bs,)](
             scores,
             ids,
             draft_ids,

@@ -1,0 +1,67 @@
+"""Torch form of `accept_filtered`; runs on every device."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from dflash_kernels.accept_match.reference import Acceptance, accept_match
+from dflash_kernels.accept_sampled.hashing import gumbel, murmur_hash32
+
+
+class Filters(NamedTuple):
+    """Which tokens a request may draw."""
+
+    top_ks: Tensor  # [bs] int32; the number of ids or more: all
+    top_ps: Tensor  # [bs] float32; 1: all
+    min_ps: Tensor  # [bs] float32; 0: all
+
+
+def accept_filtered(
+    logits: Tensor,
+    draft_ids: Tensor,
+    prefix_lens: Tensor,
+    temperatures: Tensor,
+    seeds: Tensor,
+    filters: Filters,
+    *,
+    limit: Tensor | None = None,
+) -> Acceptance:
+    """Reference of `dflash_kernels.accept_filtered.accept_filtered`."""
+    bs, width = draft_ids.shape
+    by_request = logits.float().view(bs, width, logits.shape[1])
+    by_request = torch.where(by_request.isnan(), -torch.inf, by_request)
+    greedy = temperatures[:, None, None] == 0
+    scaled = by_request / torch.where(greedy, 1.0, temperatures[:, None, None])
+    positions = prefix_lens[:, None] + torch.arange(width, device=logits.device)
+    ids = torch.arange(logits.shape[1], device=logits.device)
+    hashed = murmur_hash32(seeds.repeat_interleave(width), positions.flatten(), ids)
+    noise = gumbel(hashed).view(by_request.shape)
+    scores = scaled.double() + torch.where(greedy, 0.0, noise)
+    allowed = kept(scaled, filters) | greedy
+    return accept_match(
+        draft_ids, scores.where(allowed, -torch.inf).argmax(dim=-1), prefix_lens, limit=limit
+    )
+
+
+def kept(scaled: Tensor, filters: Filters) -> Tensor:
+    """Tokens that pass the filters, [bs, width, V] bool.
+
+    Args:
+        scaled: [bs, width, V] float32, logits over the temperature.
+        filters: of every request.
+    """
+    top_ks, top_ps, min_ps = (values[:, None, None] for values in filters)
+    ordered, order = scaled.double().sort(dim=-1, descending=True)
+    weights = (ordered - ordered[..., :1]).nan_to_num(nan=0.0).exp()  # of the likeliest: 1
+    before = weights.cumsum(dim=-1) - weights
+    rank = torch.arange(scaled.shape[-1], device=scaled.device)
+    # Of equal values all have what lies before the first of them.
+    first = torch.ones_like(ordered, dtype=torch.bool)
+    first[..., 1:] = ordered[..., 1:] != ordered[..., :-1]
+    rank = torch.where(first, rank, -1).cummax(dim=-1).values
+    before = torch.where(first, before, -1.0).cummax(dim=-1).values
+    passes = rank < top_ks
+    passes &= (before < top_ps * weights.sum(dim=-1, keepdim=True)) | (top_ps >= 1)
+    passes &= weights >= min_ps
+    return torch.zeros_like(passes).scatter_(-1, order, passes)
