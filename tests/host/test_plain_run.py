@@ -30,6 +30,10 @@ def request_with(output: int = 0, **changed: Any) -> Any:
     )
 
 
+def batch_of(reqs: list[Any]) -> Any:
+    return SimpleNamespace(reqs=reqs, mamba_track_indices=None)
+
+
 def test_a_run_commits_every_token_and_no_draft() -> None:
     got = joined([accepted([5, 8], [3, 9]), accepted([6, 9], [4, 10]), accepted([7, 1], [5, 11])])
     assert got.output_ids.tolist() == [[5, 6, 7], [8, 9, 1]]
@@ -40,13 +44,13 @@ def test_a_run_commits_every_token_and_no_draft() -> None:
 
 
 def test_a_run_stops_at_an_end_of_text() -> None:
-    ends = Ends(SimpleNamespace(reqs=[request_with(), request_with()]))  # type: ignore[arg-type]
+    ends = Ends(batch_of([request_with(), request_with()]))
     assert not ends.reached(accepted([5, 6], [1, 1]), 1)
     assert ends.reached(accepted([5, END], [1, 1]), 1)
 
 
 def test_a_run_stops_at_a_stop_token() -> None:
-    ends = Ends(SimpleNamespace(reqs=[request_with(stop_token_ids={5})]))  # type: ignore[arg-type]
+    ends = Ends(batch_of([request_with(stop_token_ids={5})]))
     assert ends.reached(accepted([5], [1]), 1)
 
 
@@ -58,14 +62,14 @@ def test_a_server_without_tokenizer_knows_the_checkpoints_ends() -> None:
 
 def test_a_run_goes_on_where_ends_are_ignored() -> None:
     req = request_with(ignore_eos=True, stop_token_ids={5})
-    ends = Ends(SimpleNamespace(reqs=[req]))  # type: ignore[arg-type]
+    ends = Ends(batch_of([req]))
     assert not ends.reached(accepted([END], [1]), 1)
     assert not ends.reached(accepted([5], [1]), 1)
 
 
 def test_a_run_stops_at_the_first_length_limit() -> None:
     reqs = [request_with(output=7), request_with(output=2)]
-    ends = Ends(SimpleNamespace(reqs=reqs))  # type: ignore[arg-type]
+    ends = Ends(batch_of(reqs))
     assert not ends.reached(accepted([5, 6], [1, 1]), 2)
     assert ends.reached(accepted([5, 6], [1, 1]), 3)
 
