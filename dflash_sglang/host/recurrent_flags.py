@@ -39,11 +39,6 @@ def rollback_problems(flags: Any, settings: Settings) -> list[str]:
             f"{_REPLAY_FLAG} and rollback 'snapshot' in the settings file are two answers to one "
             "question. Give one."
         )
-    if flags.enable_linear_replayssm:
-        problems.append(
-            "--enable-linear-replayssm speeds up plain decode steps, of which DFLASH runs none, "
-            "and keeps committed tokens out of the state that a verify starts from. Leave it out."
-        )
     if (replay or settings.rollback == Rollback.REPLAY.value) and flags.enable_unified_memory:
         problems.append(
             f"--enable-unified-memory moves the states that {_REPLAY_FLAG} (or rollback 'replay') "

@@ -125,7 +125,6 @@ RECURRENT_NAMES: tuple[Name, ...] = (
     *(
         Name(f"{_S}.arg_groups.fields.{field}", None, "choosing replay or snapshots")
         for field in (
-            "exec_:ExecMamba.enable_linear_replayssm",
             "exec_:ExecMamba.enable_linear_replayssm_spec",
             "exec_:ExecMamba.linear_replayssm_cache_len",
             "memory:Memory.enable_unified_memory",
