@@ -1,0 +1,192 @@
+"""Recurrent layers under speculation: every answer is plain decoding's, every state given back.
+
+Wrong rollback shows as a wrong token somewhere behind it; a wrong state in the prefix cache, in the
+turn that starts from it. The states themselves are compared in test_states.py.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from dflash_sglang import zoo
+from tests.e2e import scripts
+from tests.e2e.asking import ask, ask_all, events
+from tests.e2e.hybrids import (
+    MAX_NEW_TOKENS,
+    TURNS,
+    answer_of,
+    ask_turn,
+    converse,
+    endless,
+    hybrid_pair,
+)
+from tests.e2e.servers import TestedServer, settings
+
+BLOCK = 16
+# Every answer crosses a boundary at which a state is kept for the prefix cache, most several.
+TRACKING = ("--mamba-track-interval", "64")
+LONG = 600
+
+
+class Talk(NamedTuple):
+    """What plain decoding says, and what it found in its prefix cache."""
+
+    pair: zoo.Pair
+    turns: list[list[scripts.Continuation]]
+    long: scripts.Continuation
+    cached: list[list[int]]  # by turn, the last one again the first: tokens found in the cache
+
+
+@pytest.fixture(scope="module")
+def talk(tmp_path_factory: pytest.TempPathFactory) -> Talk:
+    folder = tmp_path_factory.mktemp("hybrid")
+    pair = hybrid_pair(folder)
+    with TestedServer(pair.verifier, args=TRACKING, log_dir=folder / "plain") as plain:
+        turns = converse(plain)
+        prompt = turns[0][3].prompt_ids
+        answer = ask(plain, endless(prompt, LONG + scripts.SPARE_TOKENS))
+        plain.flush()
+        names = [f"plain-{place}" for place in range(len(turns[0]))]
+        answers = [ask_turn(plain, turn, names) for turn in (*turns, turns[0])]
+        for turn, answered in zip((*turns, turns[0]), answers, strict=True):
+            assert_answers(turn, answered)  # else a difference below would prove nothing
+        plain.check_rest()
+    return Talk(
+        pair,
+        turns,
+        scripts.Continuation(prompt, tuple(answer["output_ids"])),
+        [cached_tokens(answered) for answered in answers],
+    )
+
+
+def serve(talk: Talk, folder: Path, *args: str, plugins: Sequence[str] = (), **given: Any) -> Any:
+    """A server whose drafts are scripted."""
+    said = [one for turn in talk.turns for one in turn]
+    longest = {one.prompt_ids: one for one in (*said, talk.long)}
+    env = scripts.environment(folder / "plugin", longest.values(), *plugins)
+    return TestedServer(
+        talk.pair.verifier,
+        talk.pair.drafter,
+        args=[*TRACKING, *args, *settings(folder / "settings.json", **given)],
+        env=env,
+        log_dir=folder,
+    )
+
+
+def cached_tokens(answers: Sequence[Any]) -> list[int]:
+    return [answer["meta_info"]["cached_tokens"] for answer in answers]
+
+
+def assert_answers(turn: Sequence[scripts.Continuation], answers: Sequence[Any]) -> None:
+    assert [tuple(answer["output_ids"]) for answer in answers] == [answer_of(one) for one in turn]
+
+
+def mixed_scripts(turn: Sequence[scripts.Continuation], name: str) -> list[str]:
+    """Drafts of every quality side by side."""
+    return [
+        scripts.holes(place, f"{name}.{place}")
+        if place % 4 == 3
+        else scripts.oracle((5 * place + len(name)) % BLOCK, f"{name}.{place}")
+        for place in range(len(turn))
+    ]
+
+
+def assert_chats(server: TestedServer, talk: Talk, name: str) -> list[list[int]]:
+    """All turns and the first one again; returns what was found in the cache."""
+    server.flush()
+    found = []
+    for number, turn in enumerate((*talk.turns, talk.turns[0])):
+        answers = ask_turn(server, turn, mixed_scripts(turn, f"{name}{number}"))
+        assert_answers(turn, answers)
+        found.append(cached_tokens(answers))
+    server.check_rest()
+    return found
+
+
+@pytest.fixture(scope="module")
+def server(talk: Talk, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestedServer]:
+    """Overlap, pages of a token, whole blocks, replay."""
+    with serve(talk, tmp_path_factory.mktemp("main"), width="fixed") as running:
+        yield running
+
+
+@pytest.mark.parametrize("concurrency", [1, 8])
+def test_every_accepted_length(server: TestedServer, talk: Talk, concurrency: int) -> None:
+    turn = talk.turns[0]
+    for shift in range(0, BLOCK, len(turn)):
+        right = [(place + shift) % BLOCK for place in range(len(turn))]
+        names = [scripts.oracle(k, f"{concurrency}.{shift}.{i}") for i, k in enumerate(right)]
+        answers = ask_turn(server, turn, names, concurrency)
+        assert_answers(turn, answers)
+        for k, answer in zip(right, answers, strict=True):
+            verifies = answer["meta_info"]["spec_verify_ct"]
+            assert verifies == -(-(MAX_NEW_TOKENS - 1) // (k + 1))
+    server.check_rest()
+
+
+def test_wrong_and_random_drafts(server: TestedServer, talk: Talk) -> None:
+    turn = talk.turns[0]
+    for name in (scripts.wrong, lambda place: f"unscripted-{place}"):
+        names = [name(place) for place in range(len(turn))]
+        assert_answers(turn, ask_turn(server, turn, names))
+    server.check_rest()
+
+
+def test_chats_start_from_states_that_decoding_left(server: TestedServer, talk: Talk) -> None:
+    found = assert_chats(server, talk, "chat")
+    for ours, plains in zip(found, talk.cached, strict=True):
+        assert all(a >= b for a, b in zip(ours, plains, strict=True))
+    # Past the prompt: states that a verify has committed and kept aside.
+    prompts = [len(turn.prompt_ids) for turn in talk.turns[0]]
+    assert any(tokens > length for tokens, length in zip(found[1], prompts, strict=True))
+
+
+def test_a_long_answer_crosses_many_boundaries(server: TestedServer, talk: Talk) -> None:
+    server.flush()
+    payloads = [
+        {**endless(talk.long.prompt_ids, LONG), "rid": scripts.oracle(k, f"long-{k}")}
+        for k in (BLOCK - 1, 6)
+    ]
+    for answer in ask_all(server, payloads):
+        assert tuple(answer["output_ids"]) == talk.long.output_ids[:LONG]
+    server.check_rest()
+
+
+def test_aborted_requests_leave_no_state(server: TestedServer, talk: Talk) -> None:
+    turn = talk.turns[0]
+    for place in range(3):
+        payload = {**endless(turn[place].prompt_ids, 1500), "stream": True}
+        response = server.open("/generate", {**payload, "rid": f"abort-{place}"})
+        next(events(response))
+        time.sleep(0.02 * place)
+        server.open("/abort_request", {"rid": f"abort-{place}"}).close()
+        response.close()
+    assert_answers(turn, ask_turn(server, turn, mixed_scripts(turn, "after")))
+    server.check_rest()
+
+
+def test_any_width_in_runs_of_plain_tokens(talk: Talk, tmp_path: Path) -> None:
+    """No overlap, pages, chunks, mixed batches; a random width each step, plain runs at 1."""
+    args = ("--disable-overlap-schedule", "--page-size", "16", "--chunked-prefill-size", "64")
+    plugins = ("random_widths",)
+    with serve(talk, tmp_path, *args, "--enable-mixed-chunk", plugins=plugins) as server:
+        found = assert_chats(server, talk, "widths")
+        steps = server.server_info()["internal_states"][0]["dflash"]["steps_by_width"]
+    assert all(steps[str(width)] for width in (1, 2, 16))
+    assert sum(map(sum, found)) >= sum(map(sum, talk.cached))
+    assert len(found) == TURNS + 1
+
+
+def test_snapshots_with_slots_on_demand(talk: Talk, tmp_path: Path) -> None:
+    """SGLang's own rollback, a random width each step, and requests that lose their slots."""
+    args = ("--mamba-radix-cache-strategy", "extra_buffer_lazy")
+    plugins = ("random_widths",)
+    with serve(talk, tmp_path, *args, plugins=plugins, rollback="snapshot") as server:
+        assert_chats(server, talk, "snapshot")
+        state = server.server_info()["internal_states"][0]["dflash"]
+    assert state["rollback"] == "snapshot"
