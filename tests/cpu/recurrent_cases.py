@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers.models.qwen3_5_moe import modeling_qwen3_5_moe as modeling
 
-from dflash_sglang.cpu.recurrent import kernels
+from dflash_sglang.cpu.recurrent import rule_kernels
 
 KEY_HEADS, HEADS, K, V = 2, 4, 16, 8
 WIDTH = 4
@@ -71,8 +71,8 @@ def prefill(
 ) -> tuple[Tensor, Tensor]:
     """Outputs [total, HEADS, V] and the states at chunks; moves ``states`` on."""
     starts = torch.tensor([0, *lengths]).cumsum(0)
-    decay, beta = kernels.fused_gdn_gating(layer.a_log, tokens.a, tokens.b, layer.dt_bias)
-    output, _, chunks = kernels.chunk_gated_delta_rule(
+    decay, beta = rule_kernels.fused_gdn_gating(layer.a_log, tokens.a, tokens.b, layer.dt_bias)
+    output, _, chunks = rule_kernels.chunk_gated_delta_rule(
         *(part.unsqueeze(0) for part in tokens[:3]),
         decay,
         beta,
@@ -87,7 +87,7 @@ def prefill(
 def decode(layer: Layer, tokens: Tokens, states: Tensor, slots: Tensor) -> Tensor:
     """Outputs [requests, HEADS, V] of one token of each request; moves ``states`` on."""
     out = states.new_empty(len(slots), 1, HEADS, V)
-    kernels.fused_recurrent_gated_delta_rule_packed_decode(
+    rule_kernels.fused_recurrent_gated_delta_rule_packed_decode(
         tokens.mixed,
         tokens.a,
         tokens.b,

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from dflash_sglang.cpu.recurrent import kernels, replay, states
+from dflash_sglang.cpu.recurrent import conv_kernels, replay, rule_kernels, states
 from tests.cpu import recurrent_cases as cases
 from tests.cpu.recurrent_cases import HEADS, KEY_HEADS, SLOTS, WIDTH, K, V
 
@@ -75,7 +75,7 @@ def verify(random: torch.Generator, requests: int, width: int, snapshots: bool) 
         layer, tokens = cases.random_layer(random), cases.random_tokens(flat.numel(), random)
         outputs = torch.empty(flat.numel(), HEADS, V, dtype=cases.DTYPE)
         if snapshots:
-            outputs = kernels.fused_sigmoid_gating_delta_rule_update(
+            outputs = rule_kernels.fused_sigmoid_gating_delta_rule_update(
                 layer.a_log,
                 tokens.a,
                 layer.dt_bias,
@@ -109,7 +109,7 @@ def verify(random: torch.Generator, requests: int, width: int, snapshots: bool) 
             )
         weight = torch.randn(CHANNELS, WIDTH, generator=random, dtype=cases.DTYPE)
         inputs = torch.randn(requests, width, CHANNELS, generator=random, dtype=cases.DTYPE)
-        kernels.causal_conv1d_update(
+        conv_kernels.causal_conv1d_update(
             inputs.mT,
             pools.conv[0][number],
             weight,
@@ -122,7 +122,7 @@ def verify(random: torch.Generator, requests: int, width: int, snapshots: bool) 
         for step in range(width):
             expected = cases.decode(layer, tokens.rows(flat[:, step]), by_token, slots)
             torch.testing.assert_close(outputs[flat[:, step]], expected, **CLOSE)
-            kernels.causal_conv1d_update(
+            conv_kernels.causal_conv1d_update(
                 inputs[:, step], conv, weight, activation="silu", conv_state_indices=slots
             )
             after[step].append(by_token[slots])

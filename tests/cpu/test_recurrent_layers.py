@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dflash_sglang.cpu.recurrent import kernels, layers
+from dflash_sglang.cpu.recurrent import conv_kernels, layers
 
 CHANNELS, WIDTH, SLOTS = 6, 4, 9
 LENGTHS = [5, 1, 2, 9]  # shorter than the window, and longer
@@ -39,7 +39,7 @@ def test_prefill_convolves_each_request_behind_its_history(
     tokens = torch.randn(sum(LENGTHS), CHANNELS, **double)
     slots, begun = torch.tensor([4, 8, 2, 5]), torch.tensor([True, False, True, True])
     before = pool.clone()
-    output = kernels.causal_conv1d_fn(
+    output = conv_kernels.causal_conv1d_fn(
         tokens.t(),
         weight,
         bias,
@@ -66,7 +66,7 @@ def test_decode_goes_on_where_prefill_stopped(random: torch.Generator) -> None:
     slots = torch.tensor([1, 6, 3])
     before = pool.clone()
     for step in range(7):
-        got = kernels.causal_conv1d_update(
+        got = conv_kernels.causal_conv1d_update(
             tokens[:, step], pool, weight, activation="silu", conv_state_indices=slots
         )
         for i, slot in enumerate(slots):

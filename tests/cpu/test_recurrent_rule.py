@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from dflash_sglang.cpu.recurrent import kernels
+from dflash_sglang.cpu.recurrent import rule_kernels
 from dflash_sglang.cpu.recurrent.delta_rule import CHUNK
 from tests.cpu import recurrent_cases as cases
 from tests.cpu.recurrent_cases import HEADS, SLOTS, K, V
@@ -74,7 +74,7 @@ def test_a_verify_keeps_the_state_after_every_token(random: torch.Generator, wid
     slots = torch.tensor([5, 2, 11])
     rows = torch.arange(requests * width).view(requests, width)
     kept = torch.full((requests + 2, 16, HEADS, V, K), torch.nan, dtype=cases.DTYPE)
-    output = kernels.fused_sigmoid_gating_delta_rule_update(
+    output = rule_kernels.fused_sigmoid_gating_delta_rule_update(
         layer.a_log,
         tokens.a,
         layer.dt_bias,

@@ -74,7 +74,7 @@ def gates(
 
 
 def unit_length(x: Tensor) -> Tensor:
-    """X divided by its length over the last axis, which a small constant keeps from zero."""
+    """Vectors along the last axis divided by their lengths, kept from zero by a small constant."""
     return x * torch.rsqrt(x.square().sum(-1, keepdim=True).add_(1e-6))
 
 
@@ -96,10 +96,9 @@ def run_block(state: Tensor, block: Block) -> tuple[Tensor, Updates]:
     carried = total.exp().unsqueeze(-1)
     held_query, held_key = held[:, :, :tokens] * carried, held[:, :, tokens:] * carried
     target = (block.value - held_key) * block.beta.unsqueeze(-1)
-    if tokens == 1:
-        return torch.addcmul(held_query, (query * key).sum(-1, keepdim=True), target), Updates(
-            target, block.key, block.decay
-        )
+    if tokens == 1:  # no earlier token: the update is the target
+        output = torch.addcmul(held_query, (query * key).sum(-1, keepdim=True), target)
+        return output, Updates(target, block.key, block.decay)
     between = _between(total)
     system = between * (key @ key.mT) * block.beta.unsqueeze(-1)  # its diagonal is taken as 1
     update = torch.linalg.solve_triangular(system, target, upper=False, unitriangular=True)

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from dflash_sglang.cpu.hooks import Hook
-from dflash_sglang.cpu.recurrent import kernels, layers, replay, states
+from dflash_sglang.cpu.recurrent import conv_kernels, layers, replay, rule_kernels, states
 
 _OPS = "sglang.kernels.ops"
 _LINEAR = f"{_OPS}.attention.linear"
@@ -48,28 +48,28 @@ RECURRENT_HOOKS = (
             (
                 f"{_OPS}.mamba.causal_conv1d_triton",
                 "causal_conv1d_fn",
-                kernels.causal_conv1d_fn,
+                conv_kernels.causal_conv1d_fn,
             ),
             (
                 f"{_OPS}.mamba.causal_conv1d_triton",
                 "causal_conv1d_update",
-                kernels.causal_conv1d_update,
+                conv_kernels.causal_conv1d_update,
             ),
-            (f"{_LINEAR}.fused_gdn_gating", "fused_gdn_gating", kernels.fused_gdn_gating),
+            (f"{_LINEAR}.fused_gdn_gating", "fused_gdn_gating", rule_kernels.fused_gdn_gating),
             (
                 f"{_OPS}.attention.fla.chunk",
                 "chunk_gated_delta_rule",
-                kernels.chunk_gated_delta_rule,
+                rule_kernels.chunk_gated_delta_rule,
             ),
             (
                 f"{_OPS}.attention.fla.fused_recurrent",
                 "fused_recurrent_gated_delta_rule_packed_decode",
-                kernels.fused_recurrent_gated_delta_rule_packed_decode,
+                rule_kernels.fused_recurrent_gated_delta_rule_packed_decode,
             ),
             (
                 f"{_LINEAR}.fused_sigmoid_gating_recurrent",
                 "fused_sigmoid_gating_delta_rule_update",
-                kernels.fused_sigmoid_gating_delta_rule_update,
+                rule_kernels.fused_sigmoid_gating_delta_rule_update,
             ),
             (
                 f"{_LINEAR}.gdn_replayssm_spec_decode",

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from dflash_sglang.cpu.recurrent.delta_rule import Updates, advance, run_block
-from dflash_sglang.cpu.recurrent.kernels import equal_blocks, precision, usable
+from dflash_sglang.cpu.recurrent.packing import equal_blocks, precision, usable
 
 
 def gdn_replayssm_spec_decode(
