@@ -86,5 +86,5 @@ def test_pinning_does_nothing_while_a_decode_is_prepared() -> None:
     without_pinning(lambda batch: seen.append((batch, mask.pin_memory())), "batch")
     assert seen[0][0] == "batch"
     assert seen[0][1] is mask
-    with pytest.raises(RuntimeError, match="accelerator"):  # elsewhere it is torch's own
+    with pytest.raises(RuntimeError):  # elsewhere it is torch's own
         mask.pin_memory()
