@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from dflash_sglang.config import Rollback, Settings, WorkerChoice, read_config, read_settings
+from dflash_sglang.model.pair import Server, check_pair
 
 if TYPE_CHECKING:
     from sglang.srt.mem_cache.kv_cache_configurator import KVCacheConfigurator
@@ -104,9 +105,19 @@ def admit_replay(
 
 
 def _ours(flags: Any) -> bool:
-    return (flags.speculative_algorithm or "").upper() == "DFLASH" and read_config(
-        os.environ
-    ).worker is WorkerChoice.DFLASH
+    """Whether our worker will serve, as far as can be told before anything is fetched."""
+    if (flags.speculative_algorithm or "").upper() != "DFLASH":
+        return False
+    if read_config(os.environ).worker is not WorkerChoice.DFLASH:
+        return False
+    pair = check_pair(
+        flags.model_path,
+        flags.speculative_draft_model_path,
+        with_weights=False,
+        revision=flags.revision,
+        draft_revision=flags.speculative_draft_model_revision,
+    )
+    return pair.layout is None or pair.layout.server is Server.OURS
 
 
 def _replays(settings: Settings, device: str) -> bool:

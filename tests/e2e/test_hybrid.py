@@ -28,7 +28,8 @@ from tests.e2e.servers import TestedServer, settings
 
 BLOCK = 16
 # Every answer crosses a boundary at which a state is kept for the prefix cache, most several.
-TRACKING = ("--mamba-track-interval", "64")
+INTERVAL = 64
+TRACKING = ("--mamba-track-interval", str(INTERVAL))
 LONG = 600
 
 
@@ -170,6 +171,33 @@ def test_a_long_answer_crosses_many_boundaries(server: TestedServer, talk: Talk)
     ]
     for answer in ask_all(server, payloads):
         assert tuple(answer["output_ids"]) == talk.long.output_ids[:LONG]
+    server.check_rest()
+
+
+def test_an_end_before_a_boundary_inside_a_run(server: TestedServer, talk: Talk) -> None:
+    """The verify has committed past the end and kept the state of a boundary that nobody reached.
+
+    The next turn starts from what is in the cache of the request that ended.
+    """
+    server.flush()
+    ends, payloads = [], []
+    for place, one in enumerate(talk.turns[0]):
+        boundary = -(-len(one.prompt_ids) // INTERVAL) * INTERVAL - len(one.prompt_ids)
+        # At most a few tokens before it; its first occurrence may be earlier.
+        token = one.output_ids[max(boundary - 4, 0)]
+        ends.append(one.output_ids.index(token) + 1)
+        payload = endless(one.prompt_ids, MAX_NEW_TOKENS)
+        payload["sampling_params"] |= {"ignore_eos": False, "stop_token_ids": [token]}
+        payloads.append({**payload, "rid": scripts.oracle(BLOCK - 1, f"end.{place}")})
+    answers = ask_all(server, payloads)
+    for one, end, answer in zip(talk.turns[0], ends, answers, strict=True):
+        assert tuple(answer["output_ids"]) == one.output_ids[:end]
+    rests = [
+        endless((*one.prompt_ids, *one.output_ids[:end]), 24)
+        for one, end in zip(talk.turns[0], ends, strict=True)
+    ]
+    for one, end, answer in zip(talk.turns[0], ends, ask_all(server, rests), strict=True):
+        assert tuple(answer["output_ids"]) == one.output_ids[end : end + 24]
     server.check_rest()
 
 

@@ -20,6 +20,7 @@ from dflash_sglang.host.recurrent_flags import (
     rollback_problems,
     size_record,
 )
+from tests.model.pair_builder import small_pair
 
 
 def flags(**changed: Any) -> SimpleNamespace:
@@ -83,7 +84,9 @@ def test_device_and_settings_choose(
     assert view.enable_linear_replayssm_spec is replay
 
 
-def test_only_hybrids_of_our_worker_are_asked_to_replay(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_hybrids_of_our_worker_are_asked_to_replay(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     def replays(**given: Any) -> bool:
         view = resolved(monkeypatch, device="cpu", **given)
         return bool(view.enable_linear_replayssm_spec)
@@ -91,6 +94,10 @@ def test_only_hybrids_of_our_worker_are_asked_to_replay(monkeypatch: pytest.Monk
     assert replays()
     assert not replays(model=Model())
     assert not replays(speculative_algorithm="EAGLE")
+    pair = small_pair()
+    pair.dflash.update(selector_rank=2, selector_top_k=2)  # a head that SGLang's own worker serves
+    _, other_head = pair.write(tmp_path)
+    assert not replays(speculative_draft_model_path=str(other_head))
     monkeypatch.setenv(WORKER_VARIABLE, "builtin")  # SGLang's commits past the record
     assert not replays()
 
