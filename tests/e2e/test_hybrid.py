@@ -17,6 +17,7 @@ from dflash_sglang import zoo
 from tests.e2e import scripts
 from tests.e2e.asking import ask, ask_all, events
 from tests.e2e.hybrids import (
+    CONFIG,
     MAX_NEW_TOKENS,
     answer_of,
     ask_turn,
@@ -183,9 +184,10 @@ def test_an_end_before_a_boundary_inside_a_run(server: TestedServer, talk: Talk)
     ends, payloads = [], []
     for place, one in enumerate(talk.turns[0]):
         boundary = -(-len(one.prompt_ids) // INTERVAL) * INTERVAL - len(one.prompt_ids)
-        # At most a few tokens before it; its first occurrence may be earlier.
+        # A few tokens before it; it may occur earlier, and so may the end of text.
         token = one.output_ids[max(boundary - 4, 0)]
-        ends.append(one.output_ids.index(token) + 1)
+        stops = {token, CONFIG["eos_token_id"]}
+        ends.append(1 + next(i for i, said in enumerate(one.output_ids) if said in stops))
         payload = endless(one.prompt_ids, MAX_NEW_TOKENS)
         payload["sampling_params"] |= {"ignore_eos": False, "stop_token_ids": [token]}
         payloads.append({**payload, "rid": scripts.oracle(BLOCK - 1, f"end.{place}")})
