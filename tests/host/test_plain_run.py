@@ -5,9 +5,11 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 import torch
 from dflash_kernels.accept_match import Acceptance, accept_match
 
+from dflash_sglang.host import plain_run
 from dflash_sglang.host.plain_run import Ends, advance, joined
 from dflash_sglang.host.stop_ids import stop_ids
 
@@ -72,6 +74,21 @@ def test_a_run_stops_at_the_first_length_limit() -> None:
     ends = Ends(batch_of(reqs))
     assert not ends.reached(accepted([5, 6], [1, 1]), 2)
     assert ends.reached(accepted([5, 6], [1, 1]), 3)
+
+
+@pytest.mark.parametrize(("lens", "most"), [([60, 100], 4), ([64, 100], 28), ([127, 3], 1)])
+def test_a_run_stops_where_a_state_is_kept(
+    monkeypatch: pytest.MonkeyPatch, lens: list[int], most: int
+) -> None:
+    """The scheduler finds out about it only when it is the last token of a run."""
+    monkeypatch.setattr(plain_run, "mamba_track_grid", lambda page_size: 64)
+    batch = batch_of([request_with(max_new_tokens=99), request_with(max_new_tokens=99)])
+    batch.mamba_track_indices = torch.tensor([5, 7])
+    batch.tree_cache = SimpleNamespace(page_size=1)
+    batch.seq_lens_cpu = torch.tensor(lens)
+    ends = Ends(batch)
+    assert not ends.reached(accepted([5, 6], [1, 1]), most - 1)
+    assert ends.reached(accepted([5, 6], [1, 1]), most)
 
 
 def test_the_batch_moves_on_by_one_token() -> None:
