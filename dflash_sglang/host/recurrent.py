@@ -33,9 +33,7 @@ class Steps(NamedTuple):
     """Tokens of a block, counted from 0, whose states are wanted."""
 
     last: Tensor  # [bs], the last committed one
-    tracked: (
-        Tensor | None
-    )  # [bs], at the last tracking boundary crossed, -1 for none; None: no cache
+    tracked: Tensor | None  # [bs], the one at a tracking boundary, -1 for none; None: no tracking
 
 
 class RecurrentStates:
@@ -69,7 +67,8 @@ class RecurrentStates:
             draft_token_num=self._block_size,
         )
         backend = self._runners.backend(width)
-        if self._model_runner.req_to_token_pool.mamba_pool.enable_linear_replayssm_spec:
+        # A gated delta net's ring; a Kimi delta attention's is folded by SGLang's own commit.
+        if self._model_runner.req_to_token_pool.mamba_pool.replayssm_cache_base is not None:
             self._replay(batch, backend, commit_len, Steps(last, tracked))
         else:
             backend.update_mamba_state_after_mtp_verify(
@@ -87,10 +86,8 @@ class RecurrentStates:
         leaves the ring empty, whatever the next verify's width is.
         """
         request_pool = self._model_runner.req_to_token_pool
-        pool, states = (
-            request_pool.mamba_pool,
-            request_pool.get_speculative_mamba2_params_all_layers(),
-        )
+        pool = request_pool.mamba_pool
+        states = request_pool.get_speculative_mamba2_params_all_layers()
         # As the verify found them: the scheduler may have given the requests' rows to others since.
         slots = backend.linear_attn_backend.forward_metadata.mamba_cache_indices[: len(commit_len)]
         ring = {

@@ -55,15 +55,14 @@ def choose_rollback(server_args: Any, previous: Callable[[Any], None]) -> None:
         server_args: the `ServerArgs` in resolution.
         previous: the step this one wraps, which checks what the flag needs.
     """
-    from sglang.srt.arg_groups.model_override_base import model_config_of, resolving_view
+    from sglang.srt.arg_groups.model_override_base import resolving_view
     from sglang.srt.arg_groups.overrides import declare_resolution
-    from sglang.srt.configs.hybrid_arch import hybrid_gdn_config
 
     flags = resolving_view(server_args)
     if (
         _ours(flags)
         and _replays(read_settings(flags.speculative_adaptive_config), flags.device)
-        and hybrid_gdn_config(model_config_of(server_args)) is not None
+        and _has_delta_nets(server_args)
     ):
         declare_resolution(server_args, __name__, enable_linear_replayssm_spec=True)
     previous(server_args)
@@ -81,7 +80,8 @@ def size_record(server_args: Any, previous: Callable[[Any], None]) -> None:
 
     previous(server_args)
     flags = resolving_view(server_args)
-    if _ours(flags) and flags.enable_linear_replayssm_spec:
+    # SGLang sizes the records of other recurrent layers itself.
+    if _ours(flags) and flags.enable_linear_replayssm_spec and _has_delta_nets(server_args):
         length = record_length(flags.speculative_num_draft_tokens)
         declare_resolution(server_args, __name__, linear_replayssm_cache_len=length)
 
@@ -102,6 +102,13 @@ def admit_replay(
 
     with get_spec().override(speculative_algorithm=None):
         return original(configurator, **sizes)
+
+
+def _has_delta_nets(server_args: Any) -> bool:
+    from sglang.srt.arg_groups.model_override_base import model_config_of
+    from sglang.srt.configs.hybrid_arch import hybrid_gdn_config
+
+    return hybrid_gdn_config(model_config_of(server_args)) is not None
 
 
 def _ours(flags: Any) -> bool:

@@ -88,7 +88,6 @@ RECURRENT_NAMES: tuple[Name, ...] = (
     *(
         Name(f"{_POOL}.{field}", None, "committing a replay")
         for field in (
-            "enable_linear_replayssm_spec",
             "replayssm_spec_write_pos",
             "replayssm_cache_base",
             "replayssm_is_flush",

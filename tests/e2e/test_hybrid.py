@@ -239,4 +239,4 @@ def test_snapshots_with_slots_on_demand(talk: Talk, tmp_path: Path) -> None:
         assert_chats(server, talk, "snapshot")
         state = server.server_info()["internal_states"][0]["dflash"]
     assert state["rollback"] == "snapshot"
-    assert "Retract" in server.log_path.read_text(errors="replace")
+    assert max(server.log_values("#retracted_reqs")) > 0

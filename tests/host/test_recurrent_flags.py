@@ -111,6 +111,13 @@ def test_the_record_holds_a_block(
     assert view.linear_replayssm_cache_len == length
 
 
+def test_the_record_of_other_layers_is_sglangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = {"enable_linear_replayssm_spec": True, "linear_replayssm_cache_len": 64}
+    view = resolved(monkeypatch, device="cuda", model=Model(), **given)
+    assert view.enable_linear_replayssm_spec is True
+    assert view.linear_replayssm_cache_len == 64
+
+
 def test_without_replay_the_ring_is_sglangs(monkeypatch: pytest.MonkeyPatch) -> None:
     view = resolved(monkeypatch, device="cuda", linear_replayssm_cache_len=128)
     assert view.linear_replayssm_cache_len == 128
