@@ -2,6 +2,7 @@
 
     python -m bench.identity --json result.json       # the whole matrix
     python -m bench.identity --quick                   # two configurations, fewer prompts
+    python -m bench.identity --model hybrid            # the matrix of recurrent layers
 
 Plain decoding answers all held-out prompts first, alone and eight at a time, and must agree with
 itself. Then every configuration serves the same prompts at every concurrency; after each pass the
@@ -49,7 +50,21 @@ MATRIX = (
     Configuration(16, 1, adaptive=True),
     Configuration(16, 16, Drafter.RANDOM, overlap=False, chunked=True, adaptive=True),
 )
-QUICK = (MATRIX[0], MATRIX[7])
+# Recurrent layers: both ways to roll them back, every strategy of the prefix cache, pages, chunks,
+# mixed batches, and boundaries so close that most answers cross some.
+_HYBRID = Configuration(16, 1, model="hybrid", interval=64)
+HYBRID_MATRIX = (
+    _HYBRID,
+    _HYBRID._replace(rollback="snapshot", strategy="extra_buffer_lazy"),
+    _HYBRID._replace(block_size=8, page_size=16, overlap=False, chunked=True),
+    _HYBRID._replace(block_size=7, overlap=False, strategy="no_buffer", adaptive=True),
+    _HYBRID._replace(chunked=True, mixed=True, retraction=Retraction.FORCED, adaptive=True),
+    _HYBRID._replace(page_size=64, drafter=Drafter.RANDOM, retraction=Retraction.PRESSURE),
+    _HYBRID._replace(strategy="extra_buffer_lazy", mixed=True, interval=256, window=True),
+    _HYBRID._replace(radix=False, adaptive=True),
+)
+MATRICES = {"moe": MATRIX, "hybrid": HYBRID_MATRIX}
+QUICK = {"moe": (MATRIX[0], MATRIX[7]), "hybrid": (HYBRID_MATRIX[0], HYBRID_MATRIX[2])}
 
 
 class Row(NamedTuple):
@@ -108,7 +123,8 @@ def measure(
     passes = len(configurations) * len(concurrencies) + 2
     with tempfile.TemporaryDirectory() as name, tqdm(total=passes, unit=" passes") as bar:
         folder = Path(name)
-        with TestedServer(zoo.path("moe").verifier, log_dir=folder / "plain") as plain:
+        verifier = zoo.path(configurations[0].model).verifier
+        with TestedServer(verifier, log_dir=folder / "plain") as plain:
             expected = load.run(plain, prompts, 8, MAX_NEW_TOKENS).answers
             bar.update()
             alone = load.run(plain, prompts, 1, MAX_NEW_TOKENS)
@@ -131,6 +147,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(prog="bench.identity", description="See the module.")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows there")
+    parser.add_argument("--model", choices=sorted(MATRICES), default="moe")
     parser.add_argument("--quick", action="store_true", help="two configurations, 24 prompts")
     parser.add_argument("--prompts", type=int, default=300, metavar="N", help="default: 300")
     parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 8, 32], metavar="N")
@@ -140,10 +157,11 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
 def main() -> int:
     """Run the matrix; the exit status says whether every answer was identical."""
     given = parse()
-    texts = [prompt.text for prompt in choose_prompts("moe")]
+    texts = [prompt.text for prompt in choose_prompts(given.model)]
     prompts = texts[: QUICK_PROMPTS if given.quick else given.prompts]
     begin = time.monotonic()
-    rows = measure(QUICK if given.quick else MATRIX, given.concurrency, prompts)
+    matrix = (QUICK if given.quick else MATRICES)[given.model]
+    rows = measure(matrix, given.concurrency, prompts)
     different = sum(row.prompts - row.identical for row in rows)
     print(
         f"{len(rows)} passes, {sum(row.prompts for row in rows)} answers, "
@@ -151,7 +169,11 @@ def main() -> int:
         f"{time.monotonic() - begin:.0f} s"
     )
     if given.json is not None:
-        arguments = {"prompts": len(prompts), "concurrency": given.concurrency}
+        arguments = {
+            "model": given.model,
+            "prompts": len(prompts),
+            "concurrency": given.concurrency,
+        }
         result: dict[str, Any] = {"rows": [row._asdict() for row in rows], **provenance(arguments)}
         given.json.write_text(json.dumps(result, indent=1) + "\n")
     return int(different > 0)

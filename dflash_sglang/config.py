@@ -69,6 +69,14 @@ class OpsChoice(Enum):
     REFERENCE = "reference"  # torch only
 
 
+class Rollback(Enum):
+    """How the recurrent layers of a hybrid verifier forget rejected tokens."""
+
+    AUTO = "auto"  # replay on a CPU, snapshot on a GPU
+    REPLAY = "replay"  # what each token changes is recorded, and replayed as far as accepted
+    SNAPSHOT = "snapshot"  # the state after each token is kept
+
+
 _WIDTH = WidthSettings()
 
 
@@ -90,6 +98,7 @@ class Settings:
     draft_temperature: float = 0.3  # of sampled drafts, above 0; measured in docs/exactness.md
     draft_top_k: int = 16  # tokens a sampled draft is drawn from, 1 .. MAX_TOP_K
     ops: str = OpsChoice.TRITON.value  # on CUDA; elsewhere it is always the reference
+    rollback: str = Rollback.AUTO.value  # of recurrent layers; bytes in docs/recurrent-state.md
 
     def width_settings(self, block_size: int) -> WidthSettings:
         """The width's part; a fixed width is a ladder of one.
@@ -176,6 +185,10 @@ _VALUES: dict[str, tuple[str, Callable[[object], bool]]] = {
     "ops": (
         "one of " + ", ".join(repr(choice.value) for choice in OpsChoice),
         lambda value: value in [choice.value for choice in OpsChoice],
+    ),
+    "rollback": (
+        "one of " + ", ".join(repr(choice.value) for choice in Rollback),
+        lambda value: value in [choice.value for choice in Rollback],
     ),
     "widths": ("a list of integers from 1 on", _is_widths),
     "min_width": ("an integer from 1 on", lambda value: _is_int(value, 1, 1024)),

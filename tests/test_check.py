@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,8 @@ import pytest
 from dflash_sglang import check, zoo
 from dflash_sglang.host.contract import CPU_NAMES, HOST_NAMES, Mismatch, Name
 from dflash_sglang.model.pair import check_pair
-from tests.model.pair_builder import small_pair
+from tests.model.pair_builder import PairFiles, small_pair
+from tests.model.public_pairs import qwen36_35b_a3b
 
 ROOT = Path(__file__).parents[1]
 PAIR = [
@@ -205,3 +207,98 @@ def test_a_bad_setting_is_one_line(
     monkeypatch.setenv("DFLASH_SGLANG_WORKER", "fast")
     assert check.main([]) == 1
     assert capsys.readouterr().err.startswith("DFLASH_SGLANG_WORKER is 'fast'")
+
+
+# ---- the pair this package is made for -----------------------------------------------------------
+
+
+def _sliding(pair: PairFiles, **changed: Any) -> None:
+    """The drafter with windows in all layers but the last."""
+    kinds = ["sliding_attention"] * 7 + ["full_attention"]
+    pair.draft.update(layer_types=kinds, sliding_window=4096, use_sliding_window=True, **changed)
+
+
+@pytest.mark.parametrize("sliding", [False, True], ids=["full attention", "sliding windows"])
+def test_the_public_hybrid_pair_passes(tmp_path: Path, sliding: bool) -> None:
+    pair = qwen36_35b_a3b()
+    if sliding:
+        _sliding(pair)
+    verifier, drafter = pair.write(tmp_path)
+    _, verdict = _json(
+        *("--model-path", str(verifier), "--speculative-draft-model-path", str(drafter))
+    )
+    assert verdict["pair"]["ok"] is True
+    assert [finding["severity"] for finding in verdict["pair"]["findings"]] == []
+
+
+BROKEN: dict[str, tuple[Callable[[PairFiles], object], str, str]] = {
+    "a tap on the last layer": (
+        lambda pair: pair.dflash.update(target_layer_ids=[1, 10, 19, 28, 39]),
+        "taps_last",
+        "last one 39",
+    ),
+    "a tap past the stack": (
+        lambda pair: pair.dflash.update(target_layer_ids=[1, 10, 19, 28, 40]),
+        "taps_range",
+        "40",
+    ),
+    "taps out of order": (
+        lambda pair: pair.dflash.update(target_layer_ids=[10, 1, 19, 28, 37]),
+        "taps_order",
+        "[10, 1, 19, 28, 37]",
+    ),
+    "no taps": (lambda pair: pair.dflash.pop("target_layer_ids"), "taps_missing", ""),
+    "another verifier's depth": (
+        lambda pair: pair.draft.update(num_target_layers=48),
+        "target_depth",
+        "48",
+    ),
+    "no mask": (lambda pair: pair.dflash.pop("mask_token_id"), "mask_missing", ""),
+    "a mask past the vocabulary": (
+        lambda pair: pair.dflash.update(mask_token_id=248320),
+        "mask_range",
+        "248320",
+    ),
+    "a mask that ends the answer": (
+        lambda pair: pair.dflash.update(mask_token_id=248046),
+        "mask_stop",
+        "248046",
+    ),
+    "no block size": (lambda pair: pair.draft.pop("block_size"), "block_size_missing", ""),
+    "sliding layers without a window": (
+        lambda pair: _sliding(pair) or pair.draft.update(sliding_window=None),
+        "window_missing",
+        "7 sliding layers",
+    ),
+    "a window that is switched off": (
+        lambda pair: _sliding(pair) or pair.draft.update(use_sliding_window=False),
+        "window_unused",
+        "sliding_window 4096",
+    ),
+    "a window below the block": (
+        lambda pair: _sliding(pair) or pair.draft.update(sliding_window=8),
+        "window_small",
+        "sliding_window 8",
+    ),
+    "a layer without its kind": (
+        lambda pair: pair.draft.update(layer_types=["full_attention"] * 7),
+        "layer_types",
+        "num_hidden_layers 8",
+    ),
+    "another width": (
+        lambda pair: pair.text.update(hidden_size=4096),
+        "hidden_size",
+        "4096",
+    ),
+}
+
+
+@pytest.mark.parametrize("variant", BROKEN)
+def test_a_broken_hybrid_pair_is_told_what_is_wrong(tmp_path: Path, variant: str) -> None:
+    change, code, given = BROKEN[variant]
+    pair = qwen36_35b_a3b()
+    change(pair)
+    report = check_pair(*pair.write(tmp_path))
+    assert not report.ok
+    finding = next(finding for finding in report.errors if finding.code == code)
+    assert given in finding.given

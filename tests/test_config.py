@@ -39,6 +39,7 @@ def test_every_key_is_taken(tmp_path: Path) -> None:
         "draft_temperature": 0.9,
         "draft_top_k": 3,
         "ops": "reference",
+        "rollback": "replay",
     }
     assert set(given) == {field.name for field in fields(Settings)}
     wanted = Settings(**{**given, "widths": (1, 5)})  # type: ignore[arg-type]

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from sglang.srt.layers.attention.base_attn_backend import AttentionBackend
 from sglang.srt.layers.radix_attention import AttentionType
+from sglang.srt.mem_cache.memory_pool import HybridLinearKVPool
 from torch import Tensor, nn
 
 from dflash_sglang.cpu.attention import AttentionGroup, attend, plan_attention
@@ -26,6 +27,11 @@ class CpuAttentionBackend(AttentionBackend):
     def __init__(self, model_runner: ModelRunner) -> None:
         super().__init__()
         pool = model_runner.token_to_kv_pool
+        # With recurrent layers between them, the attention layers have a pool within a pool.
+        self._layer_index: dict[int, int] | None = None
+        if isinstance(pool, HybridLinearKVPool):
+            self._layer_index = pool.full_attention_layer_id_mapping
+            pool = pool.full_kv_pool
         if not isinstance(pool, CpuKVPool):
             raise PlatformError(
                 f"the CPU platform serves one plain KV pool, this model asks for a "
@@ -89,13 +95,15 @@ class CpuAttentionBackend(AttentionBackend):
         """
         if unserved:
             raise PlatformError(f"attention on CPU does not serve {', '.join(sorted(unserved))}")
-        pool = self.token_to_kv_pool
+        pool, layer_id = self.token_to_kv_pool, layer.layer_id
+        if self._layer_index is not None:
+            layer_id = self._layer_index[layer_id]
         if save_kv_cache and k is not None and v is not None:
-            pool.set_kv_buffer(layer, forward_batch.out_cache_loc, k, v)
+            pool.set_kv_buffer(layer, forward_batch.out_cache_loc, k, v, layer_id_override=layer_id)
         return attend(
             self._plan,
             q.view(-1, layer.tp_q_head_num, layer.qk_head_dim),
-            pool.kv_pair(layer.layer_id),
+            pool.kv_pair(layer_id),
             layer.scaling,
             causal=layer.attn_type is not AttentionType.ENCODER_ONLY,
             window_left=layer.sliding_window_size,

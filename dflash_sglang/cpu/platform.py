@@ -34,12 +34,14 @@ class CpuPlatform(CpuDeviceMixin, SRTPlatform):
     # ---- configuration -------------------------------------------------------------------------
 
     def apply_server_args_defaults(self, server_args: ServerArgs) -> None:
-        """Choose our attention backend, and a dtype that keeps float32 checkpoints in float32."""
+        """Choose our attention backend, dtypes that lose nothing, and pools of a sane size."""
         from dflash_sglang.cpu.dtype import dtype_default
+        from dflash_sglang.cpu.recurrent.defaults import recurrent_defaults
 
         if server_args.attention_backend in STOCK_CPU_BACKENDS:
             server_args.attention_backend = BACKEND
         server_args.dtype = dtype_default(server_args)
+        recurrent_defaults(server_args)
 
     def get_default_attention_backend(self) -> str:
         """Name of the attention backend."""
@@ -82,6 +84,10 @@ class CpuPlatform(CpuDeviceMixin, SRTPlatform):
         from dflash_sglang.cpu.kv_pool import CpuKVPool
 
         return CpuKVPool
+
+    def support_mamba_cache_extra_buffer(self) -> bool:
+        """Whether states of recurrent layers can be kept for the prefix cache: yes."""
+        return True
 
     def get_dispatch_key_name(self) -> str:
         """Key under which ``ops`` registers forwards; other ops take their native form."""

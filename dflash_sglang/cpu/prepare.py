@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import functools
+import os
 from typing import Any, cast
 
 from sglang.srt.layers.attention.attention_registry import register_attention_backend
+from sglang.srt.layers.radix_linear_attention import RadixLinearAttention
 from torch import nn
 
 from dflash_sglang.cpu import BACKEND
@@ -13,7 +15,9 @@ from dflash_sglang.cpu.attention_backend import CpuAttentionBackend, refuse_unse
 from dflash_sglang.cpu.fusion import install_decoder, lay_out_weights
 from dflash_sglang.cpu.hooks import apply_hooks
 from dflash_sglang.cpu.ops import register_ops
+from dflash_sglang.cpu.recurrent.defaults import CONV_DTYPE
 from dflash_sglang.cpu.threads import set_threads
+from dflash_sglang.errors import PlatformError
 
 
 @functools.cache
@@ -29,6 +33,28 @@ def prepare_process(dispatch_key: str) -> None:
     register_ops(dispatch_key)
 
 
+def has_recurrent_layers(model: nn.Module) -> bool:
+    """Whether some layer keeps a state instead of a cache."""
+    return any(isinstance(module, RadixLinearAttention) for module in model.modules())
+
+
+@functools.cache
+def prepare_recurrent() -> None:
+    """Once per scheduler process, for the first model with recurrent layers.
+
+    Raises:
+        PlatformError: the convolutions' states would be rounded, and records of a verify with them.
+    """
+    from dflash_sglang.cpu.recurrent.hooks import RECURRENT_HOOKS
+
+    dtype = os.environ.get(CONV_DTYPE)
+    if dtype != "float32":
+        raise PlatformError(
+            f"{CONV_DTYPE} is {dtype!r}: on a CPU states of recurrent layers are float32. Unset it."
+        )
+    apply_hooks(RECURRENT_HOOKS)
+
+
 def prepare_model(model: nn.Module) -> None:
     """Once per model: refuse what would be wrong, turn off Triton, install the fused decoder.
 
@@ -39,6 +65,8 @@ def prepare_model(model: nn.Module) -> None:
         PlatformError: the model's attention is not served on a CPU.
     """
     refuse_unserved_attention(model)
+    if has_recurrent_layers(model):
+        prepare_recurrent()
     for module in model.modules():
         if getattr(module, "use_table_qk_norm_rope", False):
             # a Triton kernel that a bfloat16 drafter would take

@@ -113,6 +113,8 @@ class Calibration:
             seq_lens_sum=int(lens_cpu.sum()),
             seq_lens_cpu=lens_cpu,
             positions=block.positions.view(-1),
+            # Read instead of the above by models whose positions have three axes, alike for text.
+            mrope_positions=block.positions.view(-1).expand(3, -1),
             spec_algorithm=SpeculativeAlgorithm.DFLASH,
             spec_info=DFlashVerifyInput(
                 draft_token=block.ids.view(-1),

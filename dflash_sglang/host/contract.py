@@ -10,6 +10,7 @@ import importlib.metadata
 from collections.abc import Iterable
 
 from dflash_sglang.host.flag_table import START_NAMES
+from dflash_sglang.host.recurrent_names import CPU_RECURRENT_NAMES, RECURRENT_NAMES
 from dflash_sglang.host.source import Mismatch, Name, problem
 
 SGLANG_VERSION = "0.5.23"
@@ -18,6 +19,7 @@ SGLANG_VERSION = "0.5.23"
 _S = "sglang.srt"
 HOST_NAMES: tuple[Name, ...] = (
     *START_NAMES,
+    *RECURRENT_NAMES,
     # Hooks.
     Name(
         f"{_S}.plugins.hook_registry:HookRegistry.register",
@@ -453,6 +455,7 @@ HOST_NAMES: tuple[Name, ...] = (
 
 # The CPU platform: what cpu/ subclasses, calls or hooks.
 CPU_NAMES: tuple[Name, ...] = (
+    *CPU_RECURRENT_NAMES,
     # extension points: the platform
     Name(f"{_S}.platforms.interface:SRTPlatform", None, "the platform's base class"),
     Name(

@@ -85,6 +85,15 @@ REFUSED: tuple[Flag, ...] = (
         "Serve prefill and decode in one server, or use DFLASH_SGLANG_WORKER=builtin on both.",
         any_worker=False,
     ),
+    Flag(
+        "exec_.ExecMamba.enable_linear_replayssm",
+        "--enable-linear-replayssm",
+        False,
+        "it speeds up plain decode steps, of which DFLASH runs none, and keeps committed tokens "
+        "out of the states that a verify starts from",
+        "Leave the flag out; rollback in the settings file is for speculation.",
+        any_worker=False,
+    ),
 )
 
 # Flags SGLang accepts with DFLASH although nothing reads them for it.

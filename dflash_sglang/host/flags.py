@@ -18,6 +18,12 @@ from typing import Any
 from dflash_sglang.config import WorkerChoice, read_config, read_settings
 from dflash_sglang.errors import DFlashError, UnsupportedFlagError
 from dflash_sglang.host.flag_table import REFUSED, START_STEP, WITHOUT_EFFECT, Flag
+from dflash_sglang.host.recurrent_flags import (
+    LINEAR_STEP,
+    choose_rollback,
+    rollback_problems,
+    size_record,
+)
 from dflash_sglang.host.rule_flags import (
     SPECULATIVE_STEP,
     admit_block_verification,
@@ -39,6 +45,8 @@ def install() -> None:
 
     register_resolution_hook(START_STEP)(check_before)
     register_resolution_hook(SPECULATIVE_STEP)(admit_block_verification)
+    register_resolution_hook(LINEAR_STEP)(choose_rollback)
+    register_resolution_hook(SPECULATIVE_STEP)(size_record)
 
 
 def check_before(server_args: Any, previous: Callable[[Any], None]) -> None:
@@ -112,6 +120,7 @@ def refuse_unsupported_flags(flags: Any, *, our_worker: bool = True) -> None:
     ]
     if our_worker:
         problems += rule_problems(flags)
+        problems += rollback_problems(flags, read_settings(flags.speculative_adaptive_config))
     if problems:
         raise UnsupportedFlagError(
             f"--speculative-algorithm DFLASH cannot start: {numbered(problems)}"

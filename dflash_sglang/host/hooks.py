@@ -14,6 +14,7 @@ from dflash_sglang.config import WORKER_VARIABLE, WorkerChoice, read_config
 from dflash_sglang.errors import ContractError
 from dflash_sglang.host.finish import finish_token_by_token
 from dflash_sglang.host.flags import pair_report, refuse_unsupported_flags
+from dflash_sglang.host.recurrent_flags import REQUEST_POOL, admit_replay
 from dflash_sglang.model.pair import PairReport, Server
 
 if TYPE_CHECKING:
@@ -87,9 +88,10 @@ def _install_worker_hooks() -> None:
     HookRegistry.register(FINISH, finish_token_by_token, HookType.AROUND, source=_SOURCE)
     HookRegistry.register(SEEDED_SAMPLER, _draw_alone, HookType.AROUND, source=_SOURCE)
     HookRegistry.register(INTERNAL_STATE, _add_own_state, HookType.AROUND, source=_SOURCE)
+    HookRegistry.register(REQUEST_POOL, admit_replay, HookType.AROUND, source=_SOURCE)
     HookRegistry.apply_hooks()
     # apply_hooks only logs a hook that it could not set.
-    wanted = {HEADROOM, VALIDATE_REQUEST, FINISH, SEEDED_SAMPLER, INTERNAL_STATE}
+    wanted = {HEADROOM, VALIDATE_REQUEST, FINISH, SEEDED_SAMPLER, INTERNAL_STATE, REQUEST_POOL}
     missing = wanted - HookRegistry._patched
     if missing:
         raise ContractError(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import torch
 from dflash_kernels.accept_match import Acceptance
-from sglang.srt.runtime_context import get_exec, get_schedule
+from sglang.srt.runtime_context import get_exec, get_schedule, mamba_track_grid
 
 from dflash_sglang.host.stop_ids import stop_ids
 
@@ -56,6 +56,11 @@ class Ends:
         self._most = min(
             req.sampling_params.max_new_tokens - len(req.output_ids) for req in batch.reqs
         )
+        if batch.mamba_track_indices is not None:
+            # The scheduler looks for a kept state at the last token of a run only.
+            interval = mamba_track_grid(batch.tree_cache.page_size)
+            to_boundary = int((interval - batch.seq_lens_cpu % interval).min())
+            self._most = min(self._most, to_boundary)
 
     def reached(self, last: Acceptance, committed: int) -> bool:
         """Whether a request has ended.

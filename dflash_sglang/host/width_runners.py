@@ -82,6 +82,10 @@ class WidthRunners:
         """All attention backends."""
         return tuple(runner.attn_backend for runner in self._runners.values())
 
+    def backend(self, width: int) -> Any:
+        """The attention backend that runs verifies of this width."""
+        return self._runners[width].attn_backend
+
     def restore(self) -> None:
         """Back to the block's own, which serves prefills."""
         self.activate(self._block_size)

@@ -47,6 +47,7 @@ from dflash_sglang.host.ops import op_shapes, prepare_ops
 from dflash_sglang.host.penalties import PenalisedRows, Penalties
 from dflash_sglang.host.plain_run import Ends, advance, joined
 from dflash_sglang.host.processors import complete_mixed_outputs
+from dflash_sglang.host.recurrent import RecurrentStates
 from dflash_sglang.host.sampling import TargetSampler
 from dflash_sglang.host.verify import Verified, Verifier
 from dflash_sglang.host.width_runners import WidthRunners
@@ -108,6 +109,7 @@ class DFlashWorker(BaseSpecWorker):
             self.block_size, settings.width_settings(self.block_size), self._limits, self.device
         )
         self._width_runners = WidthRunners(self.model_runner, self._widths.ladder)
+        self._recurrent = RecurrentStates(self.model_runner, self._width_runners, self.block_size)
         self._verifier = Verifier(target_worker, sampler, self._width_runners)
         self._acceptor = Acceptor(self._rule, sampler, self._tp_sync)
         self._drafter = self._make_drafter()
@@ -446,7 +448,8 @@ class DFlashWorker(BaseSpecWorker):
         accepted: Acceptance,
         penalised: PenalisedRows | None,
     ) -> None:
-        """Bring the drafter's cache up to the committed length and score the committed tokens."""
+        """Bring states and the drafter's cache up to the committed length; score what it holds."""
+        self._recurrent.commit(batch, block.ids.shape[1], accepted.commit_len)
         if penalised is not None:
             self._penalties.commit(penalised, accepted)
         if batch.return_logprob:

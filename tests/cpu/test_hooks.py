@@ -10,6 +10,7 @@ from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
 from dflash_sglang.cpu import hooks
 from dflash_sglang.cpu.hooks import HOOKS, Hook, apply_hooks, keep_embedding_dtype
+from dflash_sglang.cpu.recurrent.hooks import RECURRENT_HOOKS, without_pinning
 from dflash_sglang.errors import PlatformError
 from dflash_sglang.host.contract import CPU_NAMES
 
@@ -56,7 +57,7 @@ def test_another_plugins_hook_on_the_same_target_is_no_failure() -> None:
 
 def test_every_hook_is_in_the_contract() -> None:
     listed = {name.path.replace(":", ".") for name in CPU_NAMES}
-    assert {hook.target for hook in HOOKS} <= listed
+    assert {hook.target for hook in HOOKS + RECURRENT_HOOKS} <= listed
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -77,3 +78,13 @@ def test_no_embeddings_no_change() -> None:
 def test_the_target_resolves_to_the_attribute_not_a_module() -> None:
     assert hooks._colon(TARGET) == "tests.cpu.hook_target:Target.method"
     assert hooks._colon("a.b.function") == "a.b:function"
+
+
+def test_pinning_does_nothing_while_a_decode_is_prepared() -> None:
+    mask = torch.tensor([True, False])
+    seen = []
+    without_pinning(lambda batch: seen.append((batch, mask.pin_memory())), "batch")
+    assert seen[0][0] == "batch"
+    assert seen[0][1] is mask
+    with pytest.raises(RuntimeError):  # elsewhere it is torch's own
+        mask.pin_memory()

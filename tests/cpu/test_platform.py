@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from types import SimpleNamespace
 
 import pytest
 import torch
+from sglang.srt.configs.qwen3_5 import Qwen3_5MoeTextConfig
 from sglang.srt.layers.linear import ReplicatedLinear
 from sglang.srt.layers.quantization.unquant import UnquantizedLinearMethod
 from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
@@ -15,6 +17,7 @@ from sglang.srt.utils.hf_transformers import config as hf_config
 from dflash_sglang.cpu import BACKEND, PLATFORM_CLASS
 from dflash_sglang.cpu.fusion import lay_out_weights
 from dflash_sglang.cpu.platform import CpuPlatform
+from dflash_sglang.cpu.recurrent.defaults import CONV_DTYPE
 
 
 @pytest.fixture
@@ -48,8 +51,31 @@ def test_pool_of_multi_head_attention_only(platform: CpuPlatform) -> None:
 
 
 def arguments(**given: object) -> SimpleNamespace:
-    defaults = {"attention_backend": None, "dtype": "float32", "model_path": "folder"}
-    return SimpleNamespace(**{**defaults, "trust_remote_code": False, "revision": None, **given})
+    defaults = {
+        "attention_backend": None,
+        "dtype": "float32",
+        "max_mamba_cache_size": None,
+        "max_running_requests": None,
+        "model_path": "folder",
+        "revision": None,
+        "trust_remote_code": False,
+    }
+    return SimpleNamespace(**{**defaults, **given})
+
+
+class Checkpoint(SimpleNamespace):
+    """A configuration without recurrent layers."""
+
+    def get_text_config(self) -> Checkpoint:
+        return self
+
+
+@pytest.fixture(autouse=True)
+def stored(monkeypatch: pytest.MonkeyPatch) -> Checkpoint:
+    """What SGLang reads of any checkpoint."""
+    checkpoint = Checkpoint(dtype=torch.float32)
+    monkeypatch.setattr(hf_config, "get_config", lambda *_, **__: checkpoint)
+    return checkpoint
 
 
 @pytest.mark.parametrize(
@@ -63,7 +89,7 @@ def test_attention_backend_default(platform: CpuPlatform, given: str | None, cho
 
 
 @pytest.mark.parametrize(
-    ("asked", "stored", "served"),
+    ("asked", "kept", "served"),
     [
         ("auto", torch.float32, "float32"),  # SGLang would serve float16
         ("auto", torch.float16, "float32"),
@@ -76,16 +102,39 @@ def test_attention_backend_default(platform: CpuPlatform, given: str | None, cho
 )
 def test_dtype_default(
     platform: CpuPlatform,
-    monkeypatch: pytest.MonkeyPatch,
+    stored: Checkpoint,
     asked: str,
-    stored: torch.dtype | str | None,
+    kept: torch.dtype | str | None,
     served: str,
 ) -> None:
-    checkpoint = SimpleNamespace(dtype=stored)
-    monkeypatch.setattr(hf_config, "get_config", lambda *_, **__: checkpoint)
+    stored.dtype = kept
     server_args = arguments(dtype=asked)
     platform.apply_server_args_defaults(server_args)
     assert server_args.dtype == served
+
+
+def test_recurrent_states_have_a_pool_of_a_sane_size(
+    platform: CpuPlatform, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SGLang would give them most of the machine's memory, and round the convolutions' states."""
+    monkeypatch.setattr(hf_config, "get_config", lambda *_, **__: Qwen3_5MoeTextConfig())
+    monkeypatch.delenv(CONV_DTYPE, raising=False)
+    server_args = arguments()
+    platform.apply_server_args_defaults(server_args)
+    assert (server_args.max_running_requests, server_args.max_mamba_cache_size) == (24, 128)
+    assert os.environ[CONV_DTYPE] == "float32"
+    server_args = arguments(max_running_requests=2)
+    platform.apply_server_args_defaults(server_args)
+    assert (server_args.max_running_requests, server_args.max_mamba_cache_size) == (2, 18)
+    server_args = arguments(max_mamba_cache_size=7)
+    platform.apply_server_args_defaults(server_args)
+    assert server_args.max_mamba_cache_size == 7
+
+
+def test_other_models_keep_sglangs_defaults(platform: CpuPlatform) -> None:
+    server_args = arguments()
+    platform.apply_server_args_defaults(server_args)
+    assert server_args.max_running_requests is server_args.max_mamba_cache_size is None
 
 
 def test_weights_are_stored_transposed_and_stay_loadable() -> None:

@@ -45,6 +45,11 @@ class Configuration(NamedTuple):
     window: bool = False  # --speculative-draft-window-size
     retraction: Retraction = Retraction.NONE
     adaptive: bool = False  # the verify width; else the whole block, always
+    model: str = "moe"  # an embedded pair
+    # Of recurrent layers, with a model that has some:
+    rollback: str = "auto"
+    strategy: str = "auto"  # --mamba-radix-cache-strategy
+    interval: int = 256  # --mamba-track-interval: tokens between states for the prefix cache
 
     @property
     def name(self) -> str:
@@ -56,6 +61,7 @@ class Configuration(NamedTuple):
         ]
         if self.retraction is not Retraction.NONE:
             flags.append(f"retract-{self.retraction.value}")
+        flags += [f for f in (self.rollback, self.strategy) if f != "auto"]
         return f"{self.drafter.value} b{self.block_size} p{self.page_size} {' '.join(flags)}"
 
     def args(self) -> list[str]:
@@ -71,6 +77,9 @@ class Configuration(NamedTuple):
             # Low conservativeness: admit without setting slots aside for what will be generated.
             args += ["--max-total-tokens", str(PRESSURE_TOKENS)]
             args += ["--schedule-conservativeness", "0.05"]
+        if self.strategy != "auto":
+            args += ["--mamba-radix-cache-strategy", self.strategy]
+        args += ["--mamba-track-interval", str(self.interval)]
         return args
 
     def env(self) -> dict[str, str]:
@@ -82,7 +91,7 @@ class Configuration(NamedTuple):
     def checkpoint(self, folder: Path) -> Path:
         """The drafter's checkpoint, made under `folder` where it is a variant."""
         if self.drafter is Drafter.RANDOM:
-            return checkpoints.random_drafter(folder / "random")
+            return checkpoints.random_drafter(folder / "random", model=self.model)
         if self.drafter is Drafter.SLIDING:
-            return checkpoints.sliding_drafter(folder / "sliding")
-        return zoo.path("moe").drafter
+            return checkpoints.sliding_drafter(folder / "sliding", model=self.model)
+        return zoo.path(self.model).drafter

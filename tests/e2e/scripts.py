@@ -41,13 +41,15 @@ def continuations(
     )
 
 
-def environment(folder: Path, continuations: Iterable[Continuation]) -> dict[str, str]:
+def environment(
+    folder: Path, continuations: Iterable[Continuation], *others: str
+) -> dict[str, str]:
     """Writes the oracle's table and the plugin's entry point to `folder`.
 
     Returns:
-        The variables that make a server load the plugin.
+        The variables that make a server load the plugin, and `others` of server_side/ beside it.
     """
-    plugin = plugin_environment(folder, "scripted_drafts")
+    plugin = plugin_environment(folder, "scripted_drafts", *others)
     table = folder / "continuations.json"
     table.write_text(json.dumps(list(continuations)))
     return {**plugin, "DFLASH_TEST_CONTINUATIONS": str(table)}
@@ -58,15 +60,16 @@ def wrong_rule(folder: Path, mistake: str) -> dict[str, str]:
     return {**plugin_environment(folder, "wrong_rules"), "DFLASH_TEST_WRONG_RULE": mistake}
 
 
-def plugin_environment(folder: Path, module: str) -> dict[str, str]:
-    """Writes the entry point of a plugin in server_side/ to `folder`."""
+def plugin_environment(folder: Path, *modules: str) -> dict[str, str]:
+    """Writes the entry points of plugins in server_side/ to `folder`."""
     distribution = folder / "dflash_test_scripts-0.dist-info"
     distribution.mkdir(parents=True)
     (distribution / "METADATA").write_text(
         "Metadata-Version: 2.1\nName: dflash-test-scripts\nVersion: 0\n"
     )
+    entries = [f"dflash_test_{module} = {module}:register" for module in modules]
     (distribution / "entry_points.txt").write_text(
-        f"[sglang.srt.plugins]\ndflash_test_scripts = {module}:register\n"
+        "\n".join(["[sglang.srt.plugins]", *entries, ""])
     )
     path = [str(folder), str(PLUGIN_FOLDER), *filter(None, [os.environ.get("PYTHONPATH")])]
     return {"PYTHONPATH": os.pathsep.join(path)}

@@ -32,9 +32,12 @@ def serve(configuration: Configuration, folder: Path) -> TestedServer:
     """The server of a configuration; its drafter and its log go under `folder`."""
     width = "adaptive" if configuration.adaptive else "fixed"
     return TestedServer(
-        zoo.path("moe").verifier,
+        zoo.path(configuration.model).verifier,
         configuration.checkpoint(folder),
-        args=[*configuration.args(), *settings(folder / "settings.json", width=width)],
+        args=[
+            *configuration.args(),
+            *settings(folder / "settings.json", width=width, rollback=configuration.rollback),
+        ],
         env=configuration.env(),
         log_dir=folder,
     )

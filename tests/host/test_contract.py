@@ -16,7 +16,7 @@ REGISTRY = "sglang.srt.plugins.hook_registry:HookRegistry"
 def sglang_imports(folder: str) -> set[str]:
     """`module:name` of everything a folder imports from SGLang, also inside functions."""
     found = set()
-    for file in (PACKAGE / folder).glob("*.py"):
+    for file in (PACKAGE / folder).rglob("*.py"):
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
             if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("sglang."):
                 found |= {f"{node.module}:{alias.name}" for alias in node.names}

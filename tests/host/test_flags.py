@@ -60,6 +60,8 @@ def _flags(**changed: Any) -> SimpleNamespace:
             "speculative_use_block_verification": False,
             "speculative_adaptive_config": None,
             "enable_deterministic_inference": False,
+            "enable_linear_replayssm_spec": False,
+            "enable_unified_memory": False,
             **changed,
         }
     )

@@ -5,9 +5,11 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 import torch
 from dflash_kernels.accept_match import Acceptance, accept_match
 
+from dflash_sglang.host import plain_run
 from dflash_sglang.host.plain_run import Ends, advance, joined
 from dflash_sglang.host.stop_ids import stop_ids
 
@@ -30,6 +32,10 @@ def request_with(output: int = 0, **changed: Any) -> Any:
     )
 
 
+def batch_of(reqs: list[Any]) -> Any:
+    return SimpleNamespace(reqs=reqs, mamba_track_indices=None)
+
+
 def test_a_run_commits_every_token_and_no_draft() -> None:
     got = joined([accepted([5, 8], [3, 9]), accepted([6, 9], [4, 10]), accepted([7, 1], [5, 11])])
     assert got.output_ids.tolist() == [[5, 6, 7], [8, 9, 1]]
@@ -40,13 +46,13 @@ def test_a_run_commits_every_token_and_no_draft() -> None:
 
 
 def test_a_run_stops_at_an_end_of_text() -> None:
-    ends = Ends(SimpleNamespace(reqs=[request_with(), request_with()]))  # type: ignore[arg-type]
+    ends = Ends(batch_of([request_with(), request_with()]))
     assert not ends.reached(accepted([5, 6], [1, 1]), 1)
     assert ends.reached(accepted([5, END], [1, 1]), 1)
 
 
 def test_a_run_stops_at_a_stop_token() -> None:
-    ends = Ends(SimpleNamespace(reqs=[request_with(stop_token_ids={5})]))  # type: ignore[arg-type]
+    ends = Ends(batch_of([request_with(stop_token_ids={5})]))
     assert ends.reached(accepted([5], [1]), 1)
 
 
@@ -58,16 +64,31 @@ def test_a_server_without_tokenizer_knows_the_checkpoints_ends() -> None:
 
 def test_a_run_goes_on_where_ends_are_ignored() -> None:
     req = request_with(ignore_eos=True, stop_token_ids={5})
-    ends = Ends(SimpleNamespace(reqs=[req]))  # type: ignore[arg-type]
+    ends = Ends(batch_of([req]))
     assert not ends.reached(accepted([END], [1]), 1)
     assert not ends.reached(accepted([5], [1]), 1)
 
 
 def test_a_run_stops_at_the_first_length_limit() -> None:
     reqs = [request_with(output=7), request_with(output=2)]
-    ends = Ends(SimpleNamespace(reqs=reqs))  # type: ignore[arg-type]
+    ends = Ends(batch_of(reqs))
     assert not ends.reached(accepted([5, 6], [1, 1]), 2)
     assert ends.reached(accepted([5, 6], [1, 1]), 3)
+
+
+@pytest.mark.parametrize(("lens", "most"), [([60, 100], 4), ([64, 100], 28), ([127, 3], 1)])
+def test_a_run_stops_where_a_state_is_kept(
+    monkeypatch: pytest.MonkeyPatch, lens: list[int], most: int
+) -> None:
+    """The scheduler finds out about it only when it is the last token of a run."""
+    monkeypatch.setattr(plain_run, "mamba_track_grid", lambda page_size: 64)
+    batch = batch_of([request_with(max_new_tokens=99), request_with(max_new_tokens=99)])
+    batch.mamba_track_indices = torch.tensor([5, 7])
+    batch.tree_cache = SimpleNamespace(page_size=1)
+    batch.seq_lens_cpu = torch.tensor(lens)
+    ends = Ends(batch)
+    assert not ends.reached(accepted([5, 6], [1, 1]), most - 1)
+    assert ends.reached(accepted([5, 6], [1, 1]), most)
 
 
 def test_the_batch_moves_on_by_one_token() -> None:
