@@ -128,7 +128,7 @@ def test_tau_is_that_of_the_card(pair: zoo.Pair, family: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_card_says_what_was_measured(name: str) -> None:
-    """Regenerated from the measurements: a card edited by hand, or of an older evaluation, differs."""
+    """Written again from them: a card edited by hand or of an older evaluation would differ."""
     folder = zoo.path(name).verifier.parent
     with bench_modules():
         import pair_card
