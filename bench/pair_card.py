@@ -89,7 +89,7 @@ def _kind(shape: VerifierShape) -> str:
 def _why_stored(shape: VerifierShape) -> str:
     if shape.delta is None:
         return "SGLang's Qwen3-MoE does not tie them"
-    return "as public checkpoints of this architecture store them"
+    return "public checkpoints of this architecture store both"
 
 
 def _option(name: str) -> str:

@@ -126,6 +126,25 @@ def test_tau_is_that_of_the_card(pair: zoo.Pair, family: str) -> None:
     assert tau == pytest.approx(measured["blocks"]["16"]["tau_by_family"][family], rel=0.2)
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_the_card_says_what_was_measured(name: str) -> None:
+    """Written again from them: a card edited by hand or of an older evaluation would differ."""
+    folder = zoo.path(name).verifier.parent
+    with bench_modules():
+        import pair_card
+        import pair_recipes
+
+        measured = json.loads((folder / "eval.json").read_text(encoding="utf-8"))
+        recipe, draft = pair_recipes.RECIPES[name], load_config(folder / "drafter")
+        card = pair_card.render(name, measured, recipe, draft)
+        stored = {part: pair_card.parameters(folder / part) for part in ("verifier", "drafter")}
+    assert (folder / "CARD.md").read_text(encoding="utf-8").startswith(card)
+    assert stored == {part: measured[part]["parameters"] for part in stored}
+    assert measured["blocks"]["16"]["tau"] >= recipe.targets.tau["16"]
+    for part in ("verifier", "drafter"):
+        assert measured[part]["recipe"]["steps"] == getattr(recipe, part).steps
+
+
 def test_prompts_cover_nine_families_without_repeats() -> None:
     prompts = zoo.prompts("moe")
     assert len(prompts) == 9
