@@ -3,6 +3,7 @@
 import pytest
 
 from dflash_sglang.core.width import CostTable
+from dflash_sglang.core.width.cost import STALE
 
 DRAFT = {(1, 4): 1.0, (8, 4): 2.0}
 VERIFY = {(1, 1): 10.0, (1, 4): 14.0, (8, 1): 24.0, (8, 4): 42.0}
@@ -108,3 +109,16 @@ def test_a_lasting_change_is_followed() -> None:
     for seconds in [15.0] * 100 + [25.0] * 16:  # a majority of the window of 31
         costs.observe(1, 4, seconds)
     assert costs.seconds(1, 4) == pytest.approx(25.0)
+
+
+def test_a_width_that_was_slow_long_ago_looks_as_measured_again() -> None:
+    costs = CostTable(DRAFT, VERIFY)
+    for _ in range(50):
+        costs.observe(1, 1, 100.0)  # something else had the machine
+    for _ in range(STALE - 1):
+        costs.observe(1, 4, 16.0)
+    assert costs.seconds(1, 1) == 100.0
+    costs.observe(1, 4, 16.0)
+    assert costs.seconds(1, 1) == 10.0
+    assert costs.seconds(8, 1) == 24.0
+    assert costs.seconds(1, 4) == 16.0

