@@ -302,12 +302,6 @@ MUTANTS = (
     ),
     Mutant(
         "accept_filtered",
-        "min-p ignored where a row fits",
-        "kept = given & (order >= low) & (weight >= min_p)",
-        "kept = given & (order >= low)",
-    ),
-    Mutant(
-        "accept_filtered",
         "min-p ignored where a row is read again",
         "kept = kept & (tl.exp(scaled - peak) >= min_p)",
         "kept = kept",

@@ -108,8 +108,9 @@ def test_each_filter_of_rows_that_are_read_again(monkeypatch: pytest.MonkeyPatch
         torch.tensor([1.0, 0.7, 1.0]),
         torch.tensor([0.0, 0.0, 0.05]),
     )
-    rest = requests(3, 4, 5000, chosen)[1:]
-    logits = 0.3 * torch.randn(12, 5000, generator=torch.Generator().manual_seed(1))
+    rest = requests(3, 6, 5000, chosen)[1:]
+    rest[2][:] = 1.0  # the temperature
+    logits = 0.3 * torch.randn(18, 5000, generator=torch.Generator().manual_seed(1))
     logits[:, ::50] += 5.0
     got = compare(logits, *rest)
     assert (got.output_ids % 50 == 0).all()
@@ -212,6 +213,12 @@ def test_of_any_row_few_tokens_are_gathered_by_top_k(top_k: int) -> None:
     given = requests(1, 2, 40_000, filters(1, top_k=top_k))
     floor = given[0].numel() * 2
     assert floor < bytes_moved(lambda: kernel.accept_filtered(*given)) < 2.2 * floor
+
+
+def test_a_request_without_filters_has_its_logits_read_once() -> None:
+    given = requests(1, 2, 40_000, filters(1))
+    floor = given[0].numel() * 2
+    assert floor < bytes_moved(lambda: kernel.accept_filtered(*given)) < 1.1 * floor
 
 
 def test_as_a_custom_op() -> None:
