@@ -6,6 +6,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from dflash_kernels.accept_filtered import Filters
+from dflash_kernels.accept_filtered import reference as filtered_reference
 from dflash_kernels.accept_match import reference as accept_reference
 from dflash_kernels.accept_sampled import reference as sampled_reference
 from dflash_kernels.block_verify import Proposal
@@ -77,6 +79,7 @@ def cases(device: torch.device | str, shapes: Shapes) -> Iterator[Case]:
     yield _accept_match(inputs, shapes)
     yield _draft_tail(inputs, shapes)
     yield _accept_sampled(inputs, shapes)
+    yield _accept_filtered(inputs, shapes)
     yield _context_kv(inputs, shapes)
     for rule in ("block_verify", "token_wise"):
         yield _rejection(rule, inputs, shapes)
@@ -158,6 +161,31 @@ def _accept_sampled(inputs: Inputs, shapes: Shapes) -> Case:
         "accept_sampled",
         lambda: kernel.accept_sampled(*given),
         lambda: sampled_reference.accept_sampled(*given),
+    )
+
+
+def _accept_filtered(inputs: Inputs, shapes: Shapes) -> Case:
+    from dflash_kernels.accept_filtered import kernel
+
+    def each(*values: float, dtype: torch.dtype = torch.float32) -> Tensor:
+        return torch.tensor(values, dtype=dtype, device=inputs.device)
+
+    given = (
+        inputs.floats(ROWS, shapes.vocab_size),
+        inputs.ids(shapes.vocab_size, 4, ROWS // 4),
+        inputs.ids(CONTEXT, 4),
+        each(0.8, 0.5, 1.0, 0.0),  # the last request is greedy
+        inputs.ids(2**62, 4),
+        Filters(
+            top_ks=each(20, 2**30, 2**30, 1, dtype=torch.int32),
+            top_ps=each(1.0, 0.9, 1.0, 1.0),
+            min_ps=each(0.0, 0.0, 0.1, 0.0),
+        ),
+    )
+    return Case(
+        "accept_filtered",
+        lambda: kernel.accept_filtered(*given),
+        lambda: filtered_reference.accept_filtered(*given),
     )
 
 

@@ -27,6 +27,8 @@ def batch_of(*params: dict[str, Any], **info: Any) -> Any:
     described = {
         "temperatures": torch.full((len(params), 1), 0.7),
         "top_ks": torch.tensor(top_ks, dtype=torch.int32),
+        "top_ps": torch.tensor([one["top_p"] for one in params]),
+        "min_ps": torch.tensor([one["min_p"] for one in params]),
         "is_any_greedy": any(top_k <= 1 for top_k in top_ks),
         "is_all_greedy": all(top_k <= 1 for top_k in top_ks),
         "need_top_k_sampling": any(top_k != TOP_K_ALL for top_k in top_ks),
@@ -54,9 +56,10 @@ def on_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         (batch_of(PLAIN, PLAIN), True),
         (batch_of(PLAIN, GREEDY), True),
-        (batch_of(PLAIN, {**PLAIN, "top_k": 20}), False),
-        (batch_of(PLAIN, {**PLAIN, "top_p": 0.9}), False),
-        (batch_of(GREEDY, {**PLAIN, "min_p": 0.1}), False),
+        (batch_of(PLAIN, {**PLAIN, "top_k": 20, "top_p": 0.9}), True),
+        (batch_of({**PLAIN, "top_k": 20, "top_p": 0.9}, {**PLAIN, "min_p": 0.1}), True),
+        (batch_of(PLAIN, {"top_k": 20, "top_p": 0.9, "min_p": 0.1}), False),
+        (batch_of(GREEDY, PLAIN), True),
         (batch_of(PLAIN, sampling_seed=torch.tensor([1])), False),
         (batch_of(PLAIN, has_custom_logit_processor=True), False),
     ],
@@ -87,6 +90,26 @@ def test_draws_follow_the_temperature() -> None:
     draws = [int(draw_and_accept(batch, drafts, logits, None).bonus_ids) for _ in range(2000)]
     # P(1) = 0.8808 at temperature 0.5, 0.7311 at 1; five standard deviations are 0.036.
     assert abs(sum(draws) / 2000 - 0.8808) < 0.036
+
+
+@pytest.mark.parametrize(
+    ("filters", "kept"),
+    [({"top_k": 2}, {3, 5}), ({"top_p": 0.6}, {5}), ({"min_p": 0.2}, {3, 5})],
+)
+def test_filters_hold_for_the_request_that_has_them(
+    filters: dict[str, Any], kept: set[int]
+) -> None:
+    # Probabilities .6366, .2342, .0862, ...: the second is .37 of the first, the third .14.
+    row = torch.tensor([0.0, -2.0, 1.0, 2.0, -3.0, 3.0])
+    batch = batch_of({**PLAIN, **filters}, PLAIN, temperatures=torch.ones(2, 1))
+    drafts = torch.zeros(2, WIDTH, dtype=torch.int64)
+    drawn: list[set[int]] = [set(), set()]
+    for _ in range(200):
+        ids = draw_and_accept(batch, drafts, row.repeat(2 * WIDTH, 1), None).output_ids
+        for seen, of_request in zip(drawn, ids, strict=True):
+            seen.update(of_request.tolist())
+    assert drawn[0] == kept
+    assert len(drawn[1]) > 3  # its neighbour draws from all
 
 
 @pytest.mark.usefixtures("on_cuda")

@@ -5,6 +5,7 @@ The worker's own code runs (see bench/step_fakes.py); each planted fault changes
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -72,7 +73,7 @@ def test_the_only_wait_is_for_the_drafters_confidence(
     assert "dflash::narrow_block" in check(step, asked)
 
 
-def test_filtered_requests_are_drawn_by_sglangs_sampler(
+def test_one_op_draws_filtered_requests_but_those_with_all_filters(
     step: OurStep, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And one of them takes its whole batch along."""
@@ -83,16 +84,23 @@ def test_filtered_requests_are_drawn_by_sglangs_sampler(
         return new(*positions.shape)
 
     monkeypatch.setattr(TargetSampler, "choose", choose)
-    step.run(SAMPLED)
-    assert drawn == []
 
-    def filtering(*args: Any) -> Any:
+    def filtering(*args: Any, **filters: Any) -> Any:
         batch = make_batch(*args)
-        batch.sampling_info.need_top_p_sampling = True
-        batch.reqs[-1].sampling_params.top_p = 0.9
+        info, params = batch.sampling_info, batch.reqs[-1].sampling_params
+        info.need_top_k_sampling = info.need_top_p_sampling = info.need_min_p_sampling = True
+        params.top_p = 0.9
+        for name, value in filters.items():
+            setattr(params, name, value)
         return batch
 
     monkeypatch.setattr(step_launches, "make_batch", filtering)
+    ops = check(step, SAMPLED)
+    assert "dflash::accept_filtered" in ops
+    assert len(ops) <= BUDGET["sampled"]
+    assert drawn == []
+    all_three = functools.partial(filtering, top_k=20, min_p=0.1)
+    monkeypatch.setattr(step_launches, "make_batch", all_three)
     step.run(SAMPLED._replace(batch=4))
     assert drawn == [4]
 

@@ -38,9 +38,9 @@ def hook_drafter() -> None:
     HookRegistry.apply_hooks()
 
 
-def propose(original: Any, drafter: Any, batch: Any, *rest: Any) -> Any:
+def propose(original: Any, drafter: Any, batch: Any, *rest: Any, **options: Any) -> Any:
     """AROUND hook: drafts as usual, then overwrites the rows of scripted requests."""
-    draft = original(drafter, batch, *rest)
+    draft = original(drafter, batch, *rest, **options)
     draft_ids = draft.ids.clone()  # an inference tensor is read-only here
     for row, req in enumerate(batch.reqs):
         script = req.rid.partition("/")[0]

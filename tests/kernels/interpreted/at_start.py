@@ -27,6 +27,7 @@ OPS = {
     "accept_match",
     "draft_tail",
     "accept_sampled",
+    "accept_filtered",
     "context_kv",
     "block_verify",
     "token_wise",
