@@ -29,6 +29,8 @@ from collections.abc import Hashable, Iterator, Sequence
 from itertools import accumulate
 from math import sqrt
 
+from dflash_sglang.core.width.confidence import expected_commits
+
 START_REJECTION = 0.2  # before anything was seen: optimistic, so that the first steps draft
 # The curve's prior at a position, in steps; it is the position before, because acceptance along a
 # block changes slowly and a position that was never seen has to get a value.
@@ -197,10 +199,8 @@ class Acceptance:
         row = self._rows.get(difficulty_class)
         if row is None:
             difficulty = 2 ** (difficulty_class / STEPS_PER_OCTAVE)
-            row, survival = [0.0, 1.0], 1.0
-            for rejection in self._curve[1:]:
-                survival *= max(0.0, 1 - difficulty * rejection)
-                row.append(row[-1] + survival)
+            rejections = [min(1.0, difficulty * rejection) for rejection in self._curve[1:]]
+            row = expected_commits(rejections, self._block_size)
             self._rows[difficulty_class] = row
         return row
 

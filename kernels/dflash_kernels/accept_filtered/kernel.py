@@ -10,11 +10,11 @@ import triton.language as tl
 from torch import Tensor
 
 from dflash_kernels.accept_filtered.reference import Filters
-from dflash_kernels.accept_match.kernel import new_acceptance, rows_of
-from dflash_kernels.accept_match.reference import Acceptance
+from dflash_kernels.accept_match.kernel import rows_of
+from dflash_kernels.accept_match.reference import Acceptance, new_acceptance
 from dflash_kernels.accept_sampled.kernel import (
     NO_ID,
-    accept_request,
+    accept_best,
     best_of_tile,
     gumbel64,
     hash_of,
@@ -408,9 +408,8 @@ def accept_filtered(
     logits, draft_ids, prefix_lens = rows_of(logits), rows_of(draft_ids), prefix_lens.contiguous()
     requests = (temperatures.contiguous(), *(values.contiguous() for values in filters))
     rows, tiles = bs * width, triton.cdiv(num_ids, TILE)
-    got = new_acceptance(draft_ids, prefix_lens, output=True)
     if not bs:
-        return got
+        return new_acceptance(draft_ids, prefix_lens, output=True)
 
     def new(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
         return torch.empty(shape, dtype=dtype, device=device)
@@ -496,22 +495,4 @@ def accept_filtered(
         CAPACITY=CAPACITY,
         num_warps=8,
     )
-    accept_request[(bs,)](
-        scores,
-        ids,
-        draft_ids,
-        prefix_lens,
-        None if limit is None else limit.contiguous(),
-        got.accept_len,
-        got.commit_len,
-        got.bonus_ids,
-        got.new_seq_lens,
-        got.output_ids,
-        draft_ids.stride(0),
-        tiles,
-        WIDTH=width,
-        LANES=triton.next_power_of_2(width),
-        TILES=triton.next_power_of_2(tiles),
-        num_warps=4,
-    )
-    return got
+    return accept_best(scores, ids, draft_ids, prefix_lens, limit)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from dflash_kernels.accept_match.reference import Acceptance, accept_match
-from dflash_kernels.accept_sampled.hashing import gumbel, murmur_hash32
+from dflash_kernels.accept_sampled.reference import noisy_scores
 
 
 class Filters(NamedTuple):
@@ -28,17 +28,8 @@ def accept_filtered(
     limit: Tensor | None = None,
 ) -> Acceptance:
     """Reference of `dflash_kernels.accept_filtered.accept_filtered`."""
-    bs, width = draft_ids.shape
-    by_request = logits.float().view(bs, width, logits.shape[1])
-    by_request = torch.where(by_request.isnan(), -torch.inf, by_request)
-    greedy = temperatures[:, None, None] == 0
-    scaled = by_request / torch.where(greedy, 1.0, temperatures[:, None, None])
-    positions = prefix_lens[:, None] + torch.arange(width, device=logits.device)
-    ids = torch.arange(logits.shape[1], device=logits.device)
-    hashed = murmur_hash32(seeds.repeat_interleave(width), positions.flatten(), ids)
-    noise = gumbel(hashed).view(by_request.shape)
-    scores = scaled.double() + torch.where(greedy, 0.0, noise)
-    allowed = kept(scaled, filters) | greedy
+    scaled, scores = noisy_scores(logits, draft_ids, prefix_lens, temperatures, seeds)
+    allowed = kept(scaled, filters) | (temperatures == 0)[:, None, None]
     return accept_match(
         draft_ids, scores.where(allowed, -torch.inf).argmax(dim=-1), prefix_lens, limit=limit
     )

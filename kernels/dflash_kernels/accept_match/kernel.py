@@ -1,11 +1,10 @@
 """Triton form of `accept_match`: one program a request."""
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from dflash_kernels.accept_match.reference import Acceptance
+from dflash_kernels.accept_match.reference import Acceptance, new_acceptance
 
 
 @triton.jit
@@ -120,26 +119,6 @@ def accept_match(
             num_warps=1,
         )
     return got
-
-
-def new_acceptance(target_ids: Tensor, prefix_lens: Tensor, *, output: bool) -> Acceptance:
-    """An acceptance to be filled; `output_ids` is a new tensor or `target_ids`.
-
-    Args:
-        target_ids: [bs, width] int64.
-        prefix_lens: [bs] integers.
-        output: the kernel writes `output_ids`.
-    """
-    bs, device = target_ids.shape[0], target_ids.device
-    return Acceptance(
-        accept_len=torch.empty(bs, dtype=torch.int32, device=device),
-        commit_len=torch.empty(bs, dtype=torch.int32, device=device),
-        bonus_ids=torch.empty(bs, dtype=torch.int64, device=device),
-        output_ids=torch.empty(target_ids.shape, dtype=torch.int64, device=device)
-        if output
-        else target_ids,
-        new_seq_lens=torch.empty(bs, dtype=prefix_lens.dtype, device=device),
-    )
 
 
 def rows_of(matrix: Tensor) -> Tensor:

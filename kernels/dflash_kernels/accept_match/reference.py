@@ -16,6 +16,26 @@ class Acceptance(NamedTuple):
     new_seq_lens: Tensor  # [bs] int64, tokens in the KV cache after the commit
 
 
+def new_acceptance(target_ids: Tensor, prefix_lens: Tensor, *, output: bool) -> Acceptance:
+    """An acceptance to be filled; `output_ids` is a new tensor or `target_ids`.
+
+    Args:
+        target_ids: [bs, width] int64.
+        prefix_lens: [bs] integers.
+        output: the kernel writes `output_ids`.
+    """
+    bs, device = target_ids.shape[0], target_ids.device
+    return Acceptance(
+        accept_len=torch.empty(bs, dtype=torch.int32, device=device),
+        commit_len=torch.empty(bs, dtype=torch.int32, device=device),
+        bonus_ids=torch.empty(bs, dtype=torch.int64, device=device),
+        output_ids=torch.empty(target_ids.shape, dtype=torch.int64, device=device)
+        if output
+        else target_ids,
+        new_seq_lens=torch.empty(bs, dtype=prefix_lens.dtype, device=device),
+    )
+
+
 def accept_match(
     draft_ids: Tensor,
     target_ids: Tensor,

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from dflash_kernels.accept_match.reference import Acceptance
+from dflash_kernels.accept_match.reference import Acceptance, new_acceptance
 from dflash_kernels.accept_sampled import reference
 from dflash_kernels.dispatch import runs_triton
 
@@ -77,11 +77,4 @@ def _(
     seeds: Tensor,
     limit: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    accept_len = draft_ids.new_empty(draft_ids.shape[0], dtype=torch.int32)
-    return Acceptance(
-        accept_len=accept_len,
-        commit_len=torch.empty_like(accept_len),
-        bonus_ids=torch.empty_like(accept_len, dtype=torch.int64),
-        output_ids=draft_ids.new_empty(draft_ids.shape),
-        new_seq_lens=torch.empty_like(prefix_lens),
-    )
+    return new_acceptance(draft_ids, prefix_lens, output=True)

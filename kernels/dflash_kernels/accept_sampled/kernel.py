@@ -5,8 +5,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from dflash_kernels.accept_match.kernel import commit, new_acceptance, rows_of
-from dflash_kernels.accept_match.reference import Acceptance
+from dflash_kernels.accept_match.kernel import commit, rows_of
+from dflash_kernels.accept_match.reference import Acceptance, new_acceptance
 from dflash_kernels.draft_tail.kernel import load_logits
 
 TILE = 4096  # columns a program reads
@@ -196,7 +196,6 @@ def accept_sampled(
     tiles = triton.cdiv(num_ids, TILE)
     scores = torch.empty((bs * width, tiles), dtype=torch.float64, device=logits.device)
     ids = torch.empty((bs * width, tiles), dtype=torch.int32, device=logits.device)
-    got = new_acceptance(draft_ids, prefix_lens, output=True)
     if bs:
         _sample_tile[(bs * width, tiles)](
             logits,
@@ -211,6 +210,24 @@ def accept_sampled(
             TILE=TILE,
             num_warps=4,
         )
+    return accept_best(scores, ids, draft_ids, prefix_lens, limit)
+
+
+def accept_best(
+    scores: Tensor, ids: Tensor, draft_ids: Tensor, prefix_lens: Tensor, limit: Tensor | None
+) -> Acceptance:
+    """Launch of `accept_request`.
+
+    Args:
+        scores: [bs * width, tiles] float64, of each tile's best token.
+        ids: [bs * width, tiles] int32, those tokens.
+        draft_ids: [bs, width] int64, adjacent columns.
+        prefix_lens: [bs] int64, contiguous.
+        limit: [bs] int32, the most drafts a row may accept; None: all.
+    """
+    (bs, width), tiles = draft_ids.shape, scores.shape[1]
+    got = new_acceptance(draft_ids, prefix_lens, output=True)
+    if bs:
         accept_request[(bs,)](
             scores,
             ids,

@@ -9,8 +9,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from dflash_kernels.accept_match.kernel import commit, new_acceptance, rows_of
-from dflash_kernels.accept_match.reference import Acceptance
+from dflash_kernels.accept_match.kernel import commit, rows_of
+from dflash_kernels.accept_match.reference import Acceptance, new_acceptance
 from dflash_kernels.block_verify.reference import Proposal
 
 TILE = 2048  # columns a program reads: 64 bytes of float32 a thread in flight
