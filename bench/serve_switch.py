@@ -14,8 +14,11 @@ from launch.serving import Server
 from tests.e2e.asking import ask_all, greedy
 
 CONCURRENCY = 8
-NEW_TOKENS = 96
-PROMPTS = 72  # a third
+GOOD_TOKENS = 192  # at most: they end by themselves
+BAD = 48  # prompts of random tokens
+# Tokens of their answers. Requests of equal length would end together, and be prefilled together,
+# at width 1 only: no stream of real requests does plain decoding that favour.
+BAD_TOKENS = (48, 144)
 POLL_S = 0.1
 # A width is dominant once it served this share of the steps between two looks.
 DOMINANT = 0.6
@@ -25,12 +28,13 @@ def thirds(seed: int = 0) -> list[list[dict[str, Any]]]:
     """Requests: held-out prompts, random token ids, held-out prompts."""
     generator = random.Random(seed)
     texts = [prompt.text for prompt in choose_prompts("moe")]
-    good, better = texts[:PROMPTS], texts[PROMPTS : 2 * PROMPTS]
-    bad = [generator.choices(range(16, 1024), k=24) for _ in range(PROMPTS)]
-    return [
-        [greedy(prompt, NEW_TOKENS, ignore_eos=True) for prompt in part]
-        for part in (good, bad, better)
+    bad = [
+        greedy(generator.choices(range(16, 1024), k=24), tokens, ignore_eos=True)
+        for tokens in (generator.randint(*BAD_TOKENS) for _ in range(BAD))
     ]
+    good = [greedy(text, GOOD_TOKENS) for text in texts]
+    half = len(good) // 2
+    return [good[:half], bad, good[half:]]
 
 
 class WidthWatch(threading.Thread):

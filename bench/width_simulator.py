@@ -19,18 +19,32 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from random import Random
 from statistics import mean, median
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from tqdm import tqdm
 
 from bench import width_plot
-from bench.width_costs import SERVERS, Server
+from bench.width_costs import SERVERS
 from bench.width_traces import BLOCK_SIZE, Step, Workload, geometric, trace, workloads
-from dflash_sglang.core.width import ObservedStep, WidthPolicy, WidthSettings
+from dflash_sglang.core.width import CostTable, ObservedStep, WidthPolicy, WidthSettings
 from launch.report import provenance
 
 FIXED = (1, 8, 16)
 SEEDS = 8  # traces at batch size 1
+
+
+class Costs(Protocol):
+    """What steps take on a server that is simulated."""
+
+    @property
+    def name(self) -> str:
+        """Of the server."""
+
+    def seconds(self, batch_size: int, width: int, verified: int | None = None) -> float:
+        """A whole step that drafts `width` tokens and verifies as many, or `verified` of them."""
+
+    def measured(self, widths: Sequence[int]) -> CostTable:
+        """What measuring at start would give a policy."""
 
 
 class Row(NamedTuple):
@@ -69,7 +83,7 @@ class Served(NamedTuple):
 
 
 def serve(
-    policy: WidthPolicy, steps: Sequence[Step], server: Server, seed: int, confident_batch: int
+    policy: WidthPolicy, steps: Sequence[Step], server: Costs, seed: int, confident_batch: int
 ) -> Served:
     """Let the policy choose every width of a trace.
 
@@ -120,7 +134,7 @@ def confidences_of(step: Step, width: int) -> list[Sequence[float]] | None:
     return [row[: width - 1] for row in told if row is not None] if all(told) else None
 
 
-def fixed_speeds(steps: Iterable[Step], server: Server, batch_size: int) -> list[dict[int, float]]:
+def fixed_speeds(steps: Iterable[Step], server: Costs, batch_size: int) -> list[dict[int, float]]:
     """Tokens/s of every fixed width, by segment."""
     accepted: dict[int, Counter[int]] = {}
     for step in steps:
@@ -140,7 +154,7 @@ def mean_commit(accept_lens: Counter[int], width: int) -> float:
     return committed / accept_lens.total()
 
 
-def simulate(server: Server, workload: Workload, batch_size: int, steps: int, seed: int) -> Row:
+def simulate(server: Costs, workload: Workload, batch_size: int, steps: int, seed: int) -> Row:
     """One row from one trace."""
     settings = WidthSettings()
     served_trace = list(trace(workload, batch_size, steps, seed))

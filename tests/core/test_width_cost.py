@@ -3,7 +3,7 @@
 import pytest
 
 from dflash_sglang.core.width import CostTable
-from dflash_sglang.core.width.cost import STALE
+from dflash_sglang.core.width.cost import MOST_STALE, STALE
 
 DRAFT = {(1, 4): 1.0, (8, 4): 2.0}
 VERIFY = {(1, 1): 10.0, (1, 4): 14.0, (8, 1): 24.0, (8, 4): 42.0}
@@ -122,3 +122,17 @@ def test_a_width_that_was_slow_long_ago_looks_as_measured_again() -> None:
     assert costs.seconds(1, 1) == 10.0
     assert costs.seconds(8, 1) == 24.0
     assert costs.seconds(1, 4) == 16.0
+
+
+def test_a_width_that_stays_slow_is_tried_ever_less() -> None:
+    costs = CostTable(DRAFT, VERIFY)
+    waits = []
+    for _ in range(9):
+        for _ in range(3):
+            costs.observe(1, 1, 100.0)  # tried, and slow again
+        steps = 0
+        while costs.seconds(1, 1) == 100.0:
+            costs.observe(1, 4, 16.0)
+            steps += 1
+        waits.append(steps)
+    assert waits == [min(STALE * 2**n, MOST_STALE) for n in range(9)]

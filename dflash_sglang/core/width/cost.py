@@ -12,8 +12,9 @@ LEAST = 3  # a median of fewer would be the outlier itself
 # A cell that served this many steps is believed as much as its width at other batch sizes.
 CELL_PRIOR = 4
 # What was seen of a width is dropped after so many steps at others: it may have been slow for a
-# reason that has gone, and would otherwise never be tried again.
-STALE = 300
+# reason that has gone, and would otherwise never be tried again. The next time after twice as many,
+# up to the second number: a width that stays slow is to cost ever less.
+STALE, MOST_STALE = 300, 300 * 2**6
 
 
 class CostTable:
@@ -59,6 +60,7 @@ class CostTable:
         self._measured: dict[tuple[int, int, int], float] = {}  # interpolated
         self._steps = 0  # observed
         self._served: dict[int, int] = {}  # by width, the step of its last
+        self._stale = dict.fromkeys(widths, STALE)  # steps until it is dropped
 
     def _columns(self, seconds: Mapping[tuple[int, int], float]) -> dict[int, list[float]]:
         """By width, along the batch sizes; rising with both."""
@@ -121,7 +123,8 @@ class CostTable:
 
     def _drop_stale(self) -> None:
         for width, last in list(self._served.items()):
-            if self._steps - last >= STALE:
+            if self._steps - last >= self._stale[width]:
+                self._stale[width] = min(2 * self._stale[width], MOST_STALE)
                 del self._served[width]
                 self._widths[width] = RunningMedian()
                 for cell in [key for key in self._cells if key[1] == width]:
