@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import base64
+import io
 import json
+import random
 import shutil
 from pathlib import Path
 from typing import Any
 
 import torch
+from PIL import Image
 from safetensors.torch import load_file, save_file
 
 from dflash_sglang import zoo
@@ -81,6 +85,21 @@ def vision_pair(folder: Path) -> zoo.Pair:
     }
     save_file(weights | _tower(tower), verifier / "model.safetensors", metadata={"format": "pt"})
     return zoo.Pair(verifier, text.drafter)
+
+
+def picture(seed: int, columns: int, rows: int) -> Image.Image:
+    """A mosaic of random colours that becomes `columns * rows` tokens."""
+    chance = random.Random(seed)
+    mosaic = Image.frombytes("RGB", (2 * columns, 2 * rows), chance.randbytes(12 * columns * rows))
+    side = PATCH * MERGE
+    return mosaic.resize((side * columns, side * rows), Image.Resampling.NEAREST)
+
+
+def data_url(image: Image.Image) -> str:
+    """The image as requests carry it."""
+    file = io.BytesIO()
+    image.save(file, "PNG")  # loses nothing
+    return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
 
 
 def _tokenizer(text: Path, folder: Path) -> dict[str, int]:
