@@ -7,6 +7,7 @@ import io
 import json
 import random
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +94,29 @@ def picture(seed: int, columns: int, rows: int) -> Image.Image:
     mosaic = Image.frombytes("RGB", (2 * columns, 2 * rows), chance.randbytes(12 * columns * rows))
     side = PATCH * MERGE
     return mosaic.resize((side * columns, side * rows), Image.Resampling.NEAREST)
+
+
+def answers_of_transformers(
+    verifier: Path, questions: Sequence[tuple[str, Sequence[Image.Image]]], tokens: int
+) -> list[tuple[int, ...]]:
+    """What another implementation of tower, positions and text model says, past the text's end.
+
+    Args:
+        verifier: of `vision_pair`.
+        questions: prompts, each with its images.
+        tokens: of each answer.
+    """
+    from transformers import AutoProcessor, Qwen3_5MoeForConditionalGeneration
+
+    processor = AutoProcessor.from_pretrained(verifier)
+    model = Qwen3_5MoeForConditionalGeneration.from_pretrained(verifier, dtype=torch.float32)
+    model.generation_config.eos_token_id = None
+    answers = []
+    for prompt, images in questions:
+        inputs = processor(text=[prompt], images=list(images), return_tensors="pt")
+        said = model.generate(**inputs, max_new_tokens=tokens, do_sample=False)
+        answers.append(tuple(said[0, inputs["input_ids"].shape[1] :].tolist()))
+    return answers
 
 
 def data_url(image: Image.Image) -> str:
