@@ -131,7 +131,7 @@ SERVERS: dict[str, tuple[str, tuple[str, ...], dict[str, str]]] = {
     "no overlap": (
         "adaptive",
         ("--disable-overlap-schedule", *CHUNKED),
-        {RETRACT: "1", f"{RETRACT}_INTERVAL": "40"},
+        {RETRACT: "1", f"{RETRACT}_INTERVAL": "5"},
     ),
 }
 
@@ -180,6 +180,16 @@ def test_an_image_alone(server: TestedServer, plain: Plain) -> None:
     assert_token_by_token(answers)
 
 
+def test_images_together(server: TestedServer, plain: Plain) -> None:
+    """Each row's own image; and where requests start over, the positions of what they said."""
+    server.flush()
+    answers = ask_all(server, [one.payload() for one in SEEN])
+    server.check_rest()
+    assert outputs(answers) == plain.images
+    if RETRACT in server.env:
+        assert any(answer["meta_info"]["num_retractions"] for answer in answers)
+
+
 def test_images_beside_texts(server: TestedServer, plain: Plain) -> None:
     """Blocks of 16 tokens hold rows of images, at positions of their own."""
     server.flush()
@@ -194,8 +204,6 @@ def test_images_beside_texts(server: TestedServer, plain: Plain) -> None:
     assert outputs(answers) == plain.texts
     assert_token_by_token(images)
     assert_drafted_for(answers)
-    if RETRACT in server.env:
-        assert any(answer["meta_info"]["num_retractions"] for answer in images)
 
 
 def test_a_conversation_about_an_image(server: TestedServer, plain: Plain) -> None:
