@@ -1,4 +1,4 @@
-"""A verifier with a vision tower: images change the answer, speculation beside them does not.
+"""A verifier with a vision tower: images change the answer, speculation does not.
 
 A wrong position behind an image, or features of another request's image, would show as another
 token: the tower's weights are random, so answers to images follow no habit that would hide it.
@@ -177,7 +177,7 @@ def test_an_image_alone(server: TestedServer, plain: Plain) -> None:
     answers = [server.post("/generate", one.payload()) for one in SEEN]
     server.check_rest()
     assert outputs(answers) == plain.images
-    assert_token_by_token(answers)
+    assert any(answer["meta_info"]["spec_num_correct_drafts"] for answer in answers)
 
 
 def test_images_together(server: TestedServer, plain: Plain) -> None:
@@ -191,7 +191,7 @@ def test_images_together(server: TestedServer, plain: Plain) -> None:
 
 
 def test_images_beside_texts(server: TestedServer, plain: Plain) -> None:
-    """Blocks of 16 tokens hold rows of images, at positions of their own."""
+    """Rows of one verify whose positions count tokens, and such whose positions do not."""
     server.flush()
     payloads = [greedy(prompt) for prompt in plain.prompts]
     places = [3 * place for place in range(len(SEEN))]
@@ -202,7 +202,7 @@ def test_images_beside_texts(server: TestedServer, plain: Plain) -> None:
     images = [answers.pop(place) for place in reversed(places)][::-1]
     assert outputs(images) == plain.images
     assert outputs(answers) == plain.texts
-    assert_token_by_token(images)
+    assert any(answer["meta_info"]["spec_num_correct_drafts"] for answer in images)
     assert_drafted_for(answers)
 
 
@@ -217,13 +217,6 @@ def test_a_conversation_about_an_image(server: TestedServer, plain: Plain) -> No
         assert turns[0].cached < LARGE[0] * LARGE[1]  # another picture's tokens are others
         assert turns[2].cached > turns[0].prompt  # a state that the first answer has left
         assert all(a.cached >= b.cached for a, b in zip(turns, expected, strict=True))
-
-
-def assert_token_by_token(answers: Sequence[Any]) -> None:
-    """Verified, and no draft accepted."""
-    for answer in answers:
-        assert Answer.parse(answer).verify_count > 0
-        assert answer["meta_info"]["spec_num_correct_drafts"] == 0
 
 
 def assert_drafted_for(answers: Sequence[Any]) -> None:
