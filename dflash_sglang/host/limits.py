@@ -63,10 +63,9 @@ def most_tokens(req: Req) -> int | None:
     """Most tokens that a request may commit in a step, 1 for no speculation; None for no limit.
 
     A custom logit processor may read the output so far and keep state, so it is called once per
-    committed token, as without speculation. Images take positions and features that a drafter was
-    not made for. The rest is the request's own wish.
+    committed token, as without speculation. The rest is the request's own wish.
     """
-    if req.custom_logit_processor is not None or req.multimodal_inputs is not None:
+    if req.custom_logit_processor is not None:
         return 1
     wishes = (req.sampling_params.custom_params or {}).get(REQUEST_KEY)
     if wishes is None:

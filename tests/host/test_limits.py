@@ -21,7 +21,6 @@ def wishing(**wishes: Any) -> SimpleNamespace:
 def request_with(**changed: Any) -> Any:
     neutral = {
         "custom_logit_processor": None,
-        "multimodal_inputs": None,
         "sampling_params": SimpleNamespace(custom_params=None),
     }
     return SimpleNamespace(**{**neutral, **changed})
@@ -39,7 +38,6 @@ ORDINARY, HELD = request_with(), request_with(custom_logit_processor="{}")
     [
         ({}, None),
         ({"custom_logit_processor": "{}"}, 1),
-        ({"multimodal_inputs": object()}, 1),
         ({"sampling_params": SimpleNamespace(custom_params={"other": 1})}, None),
         ({"sampling_params": wishing(max_width=3)}, 3),
         ({"sampling_params": wishing(max_width=99)}, 99),

@@ -91,7 +91,6 @@ def batch_of(*rids: str, **params: Any) -> Any:
         SimpleNamespace(
             rid=rid,
             custom_logit_processor=None,
-            multimodal_inputs=None,
             origin_input_ids=[0] * 20,
             output_ids=[],
             sampling_params=SimpleNamespace(custom_params=params or None),

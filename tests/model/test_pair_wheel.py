@@ -12,10 +12,15 @@ from typing import NamedTuple
 
 import pytest
 
-from dflash_sglang.model.pair.architectures import CAPTURING_ARCHITECTURES, OWN_HEAD_ARCHITECTURES
+from dflash_sglang.model.pair.architectures import (
+    CAPTURING_ARCHITECTURES,
+    OUTER_TIE_ARCHITECTURES,
+    OWN_HEAD_ARCHITECTURES,
+)
 from tests.model.pair_builder import small_pair
 
 METHOD = "set_dflash_layers_to_capture"
+BASE_WRAPPER = "Qwen3VLForConditionalGeneration"
 # Entry classes that are drafters or heads of other algorithms, never verifiers.
 _NOT_VERIFIERS = ("NextN", "MTP", "Eagle", "Eagle3", "SequenceClassification")
 _NOT_VERIFIER_NAMES = {
@@ -87,6 +92,16 @@ def test_a_class_that_ties_is_not_listed() -> None:
     """The negative control of the test above."""
     assert "tie_word_embeddings" in _models()[0]["Qwen3ForCausalLM"].source
     assert "Qwen3ForCausalLM" not in OWN_HEAD_ARCHITECTURES
+
+
+@pytest.mark.parametrize("name", sorted(OUTER_TIE_ARCHITECTURES))
+def test_wrappers_that_tie_as_the_outer_configuration_says(name: str) -> None:
+    """One constructor takes its word over the text section's."""
+    classes = _models()[0]
+    assert BASE_WRAPPER in (name, *classes[name].bases)
+    assert "self.config.tie_word_embeddings = config.tie_word_embeddings" in (
+        classes[BASE_WRAPPER].source
+    )
 
 
 def _config(tmp_path: Path, **fields: object) -> object:

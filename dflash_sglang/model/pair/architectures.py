@@ -78,3 +78,13 @@ OWN_HEAD_ARCHITECTURES = frozenset(
         "Qwen3NextForCausalLM",
     }
 )
+
+# Wrappers that tie as config.json says beside `text_config`, whatever stands within.
+OUTER_TIE_ARCHITECTURES = frozenset(
+    {
+        "Qwen3VLForConditionalGeneration",
+        "Qwen3VLMoeForConditionalGeneration",
+        "Qwen3_5ForConditionalGeneration",
+        "Qwen3_5MoeForConditionalGeneration",
+    }
+)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from dflash_sglang.model.checkpoint import CheckpointError, TensorInfo, read_headers
+from dflash_sglang.model.pair.architectures import OUTER_TIE_ARCHITECTURES
 from dflash_sglang.model.pair.layout import architectures
 
 # Wrappers of multimodal models keep the language model's configuration under one of these.
@@ -95,7 +96,6 @@ def read_facts(
     ordinary, added = _tokens(folder)
     loops = _integer(text, "num_loops") or 1
     layers = _integer(text, "num_hidden_layers")
-    tied = text.get("tie_word_embeddings", config.get("tie_word_embeddings"))
     dtype = text.get(
         "dtype", text.get("torch_dtype", config.get("dtype", config.get("torch_dtype")))
     )
@@ -107,7 +107,7 @@ def read_facts(
         vocab_size=_integer(text, "vocab_size"),
         max_position_embeddings=_integer(text, "max_position_embeddings"),
         rope_theta=rope_theta(text),
-        tied=bool(tied),
+        tied=_tied(config, text),
         dtype=dtype if isinstance(dtype, str) else None,
         stop_ids=_stop_ids(folder, config, text),
         weight_names=weight_names,
@@ -153,6 +153,13 @@ def weight_headers(folder: Path) -> dict[str, TensorInfo] | None:
 def _integer(section: Mapping[str, Any], key: str) -> int | None:
     value = section.get(key)
     return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def _tied(config: Mapping[str, Any], text: Mapping[str, Any]) -> bool:
+    outer = config.get("tie_word_embeddings")
+    if OUTER_TIE_ARCHITECTURES.intersection(architectures(config)):
+        return bool(outer)
+    return bool(text.get("tie_word_embeddings", outer))
 
 
 def _stop_ids(folder: Path, config: Mapping[str, Any], text: Mapping[str, Any]) -> frozenset[int]:
