@@ -105,6 +105,16 @@ RECURRENT_NAMES: tuple[Name, ...] = (
         None,
         "slots for the states of the prefix cache",
     ),
+    Name(
+        f"{_S}.managers.schedule_batch:ReqKvInfo.mamba_ping_pong_track_buffer",
+        None,
+        "whether the prefix cache takes over a finished request's state",
+    ),
+    Name(
+        f"{_S}.mem_cache.base_prefix_cache:BasePrefixCache.supports_mamba",
+        (),
+        "whether the prefix cache takes over a finished request's state",
+    ),
     # At start.
     Name(
         f"{_S}.mem_cache.kv_cache_configurator:KVCacheConfigurator._build_hybrid_req_pool",

@@ -48,6 +48,7 @@ from dflash_sglang.host.penalties import PenalisedRows, Penalties
 from dflash_sglang.host.plain_run import Ends, advance, joined
 from dflash_sglang.host.processors import complete_mixed_outputs
 from dflash_sglang.host.recurrent import RecurrentStates
+from dflash_sglang.host.run_ends import stop_at_ends
 from dflash_sglang.host.sampling import TargetSampler
 from dflash_sglang.host.verify import Verified, Verifier
 from dflash_sglang.host.width_runners import WidthRunners
@@ -389,6 +390,7 @@ class DFlashWorker(BaseSpecWorker):
         accepted = self._acceptor.accept(
             batch, draft, verified.logits, block.positions, self._limits.of(batch)
         )
+        accepted = stop_at_ends(batch, accepted)
         if on_publish is not None:
             on_publish(accepted.new_seq_lens)
         self._commit(batch, block, plan, verified, accepted, penalised)
