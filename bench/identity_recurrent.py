@@ -23,7 +23,8 @@ from tests.e2e.servers import TestedServer, serve
 LONG_TOKENS = 2000  # with its prompt just within the context of the embedded pair
 LONG_ANSWERS = 2
 LONG_CONCURRENCY = 8
-CONVERSATIONS = 48
+BESIDE = 100  # ordinary answers, in the batches of the long ones
+CONVERSATIONS = 40
 TURNS = ("first", "again", "continued")
 
 
@@ -43,7 +44,7 @@ class Work(NamedTuple):
     """Bodies of requests to plain decoding and to ours alike."""
 
     long: list[dict[str, Any]]  # answers across many boundaries
-    beside: list[dict[str, Any]]  # ordinary ones, to be in the same batches
+    beside: list[dict[str, Any]]  # ordinary ones
     conversations: list[list[dict[str, Any]]]  # of each its turns
 
 
@@ -78,14 +79,15 @@ def measure(
     for row in rows:
         show(row)
     for repeat in repeats:
-        tqdm.write(str(repeat))
+        show_repeat(repeat)
     return rows, repeats
 
 
 def plan(plain: Client, prompts: Sequence[str]) -> Work:
     """Conversations say a prompt twice and go on from its answer with the next prompt."""
     payloads = [
-        {**greedy(prompt, MAX_NEW_TOKENS), "return_prompt_token_ids": True} for prompt in prompts
+        {**greedy(prompt, MAX_NEW_TOKENS), "return_prompt_token_ids": True}
+        for prompt in prompts[:BESIDE]
     ]
     answers = ask_all(plain, payloads)
     ids = [answer["prompt_token_ids"] for answer in answers]
@@ -128,4 +130,13 @@ def compare_turn(
         cached_tokens=sum(ours for _, ours in cached),
         cached_tokens_plain=sum(plain for plain, _ in cached),
         fewer=sum(ours < plain for plain, ours in cached),
+    )
+
+
+def show_repeat(repeat: Repeat) -> None:
+    """Print it."""
+    tqdm.write(
+        f"{repeat.configuration:<45} {repeat.turn}: {repeat.identical}/{repeat.conversations} "
+        f"identical, {repeat.cached_tokens} tokens cached, {repeat.cached_tokens_plain} with plain "
+        f"decoding, fewer {repeat.fewer} times"
     )
