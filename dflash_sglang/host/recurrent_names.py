@@ -105,15 +105,14 @@ RECURRENT_NAMES: tuple[Name, ...] = (
         None,
         "slots for the states of the prefix cache",
     ),
-    Name(
-        f"{_S}.managers.schedule_batch:ReqKvInfo.mamba_ping_pong_track_buffer",
-        None,
-        "whether the prefix cache takes over a finished request's state",
-    ),
-    Name(
-        f"{_S}.mem_cache.base_prefix_cache:BasePrefixCache.supports_mamba",
-        (),
-        "whether the prefix cache takes over a finished request's state",
+    # Whether the prefix cache takes over the state of a finished request.
+    Name(f"{_S}.runtime_context:get_memory", (), "where a run of tokens ends"),
+    *(
+        Name(f"{_S}.arg_groups.fields.{field}", None, "where a run of tokens ends")
+        for field in (
+            "exec_:ExecMamba.enable_mamba_extra_buffer",
+            "memory:Memory.disable_radix_cache",
+        )
     ),
     # At start.
     Name(

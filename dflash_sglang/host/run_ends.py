@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 
 import torch
 from dflash_kernels.accept_match import Acceptance
+from sglang.srt.configs.hybrid_arch import mambaish_config
+from sglang.srt.runtime_context import get_exec, get_memory
 from sglang.srt.utils.common import async_h2d
 from torch import Tensor
 
@@ -20,31 +22,42 @@ from dflash_sglang.host.stop_ids import stop_ids
 
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import ScheduleBatch
+    from sglang.srt.model_executor.model_runner import ModelRunner
 
 NO_TOKEN = -1
 
 
-def stop_at_ends(batch: ScheduleBatch, accepted: Acceptance) -> Acceptance:
-    """The acceptance, each run cut behind its first stop token and at the length limit.
+class RunEnds:
+    """Stops runs where it matters; elsewhere an acceptance is left as it is."""
 
-    Stop strings are found by the host, after the step: such a request's state is left out.
+    def __init__(self, model_runner: ModelRunner) -> None:
+        self._needed = (
+            mambaish_config(model_runner.model_config) is not None
+            and not get_memory().disable_radix_cache
+            and not get_exec().mamba.enable_mamba_extra_buffer
+        )
 
-    Args:
-        batch: decoding, without overlap: the host knows all that was said before this step.
-        accepted: of the step; returned as it is where the cache has states of its own.
-    """
-    if not _hands_states_on(batch):
-        return accepted
-    width = accepted.output_ids.shape[1]
-    ends = [set() if req.sampling_params.ignore_eos else stop_ids(req) for req in batch.reqs]
-    columns = list(zip_longest(*ends, fillvalue=NO_TOKEN))
-    left = [req.sampling_params.max_new_tokens - len(req.output_ids) for req in batch.reqs]
-    device = accepted.output_ids.device
-    most = async_h2d(left, dtype=torch.int32, device=device).clamp_(min=1, max=width)  # [bs]
-    if columns:
-        stops = async_h2d(columns, dtype=torch.int64, device=device)  # [most stop tokens, bs]
-        most = torch.minimum(most, _through_first(accepted.output_ids, stops))
-    return cut(accepted, most)
+    def stop(self, batch: ScheduleBatch, accepted: Acceptance) -> Acceptance:
+        """Each run cut behind its first stop token and at the length limit.
+
+        Stop strings are found by the host, after the step: such a request's state is left out.
+
+        Args:
+            batch: decoding, without overlap: the host knows all that was said before this step.
+            accepted: of the step.
+        """
+        if not self._needed:
+            return accepted
+        width = accepted.output_ids.shape[1]
+        ends = [set() if req.sampling_params.ignore_eos else stop_ids(req) for req in batch.reqs]
+        columns = list(zip_longest(*ends, fillvalue=NO_TOKEN))
+        left = [req.sampling_params.max_new_tokens - len(req.output_ids) for req in batch.reqs]
+        device = accepted.output_ids.device
+        most = async_h2d(left, dtype=torch.int32, device=device).clamp_(min=1, max=width)  # [bs]
+        if columns:
+            stops = async_h2d(columns, dtype=torch.int64, device=device)  # [most stop tokens, bs]
+            most = torch.minimum(most, _through_first(accepted.output_ids, stops))
+        return cut(accepted, most)
 
 
 def cut(accepted: Acceptance, most: Tensor) -> Acceptance:
@@ -65,10 +78,3 @@ def _through_first(output_ids: Tensor, stops: Tensor) -> Tensor:
     is_stop = (output_ids[None] == stops[:, :, None]).any(dim=0)  # [bs, width]
     places = torch.arange(1, width + 1, dtype=torch.int32, device=output_ids.device)
     return torch.where(is_stop, places, width).amin(dim=1)
-
-
-def _hands_states_on(batch: ScheduleBatch) -> bool:
-    """SGLang's own condition for leaving a state out."""
-    return (
-        batch.tree_cache.supports_mamba() and batch.reqs[0].kv.mamba_ping_pong_track_buffer is None
-    )

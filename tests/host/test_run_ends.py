@@ -5,27 +5,48 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 import torch
 from dflash_kernels.accept_match import Acceptance, accept_match
 
-from dflash_sglang.host.run_ends import stop_at_ends
+from dflash_sglang.host import run_ends
+from dflash_sglang.host.run_ends import RunEnds
 
 END, STOP = 2, 9
 
 
-def request_with(left: int = 100, buffer: object = None, **changed: Any) -> Any:
+def stop_at_ends(
+    batch: Any,
+    accepted: Acceptance,
+    recurrent: bool = True,
+    radix: bool = True,
+    buffer: bool = False,
+) -> Acceptance:
+    """By a server of this kind."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(run_ends, "mambaish_config", lambda config: config)
+        patch.setattr(
+            run_ends, "get_memory", lambda: SimpleNamespace(disable_radix_cache=not radix)
+        )
+        mamba = SimpleNamespace(enable_mamba_extra_buffer=buffer)
+        patch.setattr(run_ends, "get_exec", lambda: SimpleNamespace(mamba=mamba))
+        config = object() if recurrent else None
+        ends = RunEnds(SimpleNamespace(model_config=config))  # type: ignore[arg-type]
+    return ends.stop(batch, accepted)
+
+
+def request_with(left: int = 100, **changed: Any) -> Any:
     params = {"max_new_tokens": 100, "ignore_eos": False, "stop_token_ids": None, **changed}
     return SimpleNamespace(
         sampling_params=SimpleNamespace(**params),
         output_ids=[7] * (100 - left),
         eos_token_ids={END},
         tokenizer=None,
-        kv=SimpleNamespace(mamba_ping_pong_track_buffer=buffer),
     )
 
 
-def batch_of(*reqs: Any, recurrent: bool = True) -> Any:
-    return SimpleNamespace(reqs=reqs, tree_cache=SimpleNamespace(supports_mamba=lambda: recurrent))
+def batch_of(*reqs: Any) -> Any:
+    return SimpleNamespace(reqs=reqs)
 
 
 def accepted(rows: list[list[int]], wrong: list[int] | None = None) -> Acceptance:
@@ -79,7 +100,11 @@ def test_a_run_stops_at_the_length_limit() -> None:
     assert committed(got) == [row[:1], row[:3], row, row]
 
 
-def test_a_cache_with_states_of_its_own_gets_the_whole_run() -> None:
+@pytest.mark.parametrize(
+    "server",
+    [{"buffer": True}, {"radix": False}, {"recurrent": False}],
+    ids=["buffers", "no cache", "attention only"],
+)
+def test_where_no_state_is_handed_on_a_run_stays_whole(server: dict[str, bool]) -> None:
     whole = accepted([[5, END, 6, 7]])
-    assert stop_at_ends(batch_of(request_with(buffer=object())), whole) is whole
-    assert stop_at_ends(batch_of(request_with(), recurrent=False), whole) is whole
+    assert stop_at_ends(batch_of(request_with()), whole, **server) is whole
