@@ -6,8 +6,11 @@
 
 Plain decoding answers all held-out prompts first, alone and eight at a time, and must agree with
 itself. Then every configuration serves the same prompts at every concurrency; after each pass the
-server must be idle with every KV slot free or in the prefix tree. Exit status 1 when an answer
-differs. The environment is that of ``. launch/env.sh``.
+server must be idle with every KV slot free or in the prefix tree, and every recurrent state too.
+With recurrent layers long answers and conversations follow (identity_recurrent.py). Exit status 1
+when an answer differs, or when a conversation finds less in the prefix cache than with plain
+decoding, where that is promised (docs/recurrent-state.md). The environment is that of
+``. launch/env.sh``.
 """
 
 from __future__ import annotations
@@ -23,15 +26,18 @@ from typing import Any, NamedTuple
 
 from tqdm import tqdm
 
+from bench import identity_recurrent, identity_scripts
+from bench.identity_recurrent import Repeat
+from bench.identity_rows import MAX_NEW_TOKENS, Row, compare, show
 from dflash_sglang import zoo
 from launch import load
 from launch.client import Answer
 from launch.comparison import choose_prompts
 from launch.report import provenance
+from tests.e2e import scripts
 from tests.e2e.configurations import Configuration, Drafter, Retraction
 from tests.e2e.servers import TestedServer, serve
 
-MAX_NEW_TOKENS = 192
 QUICK_PROMPTS = 24
 # Every value of every axis, and each risky pair at least once: pages with chunks and windows,
 # retraction with and without overlap, mixed batches with sliding layers, no prefix cache.
@@ -49,98 +55,95 @@ MATRIX = (
     Configuration(16, 1, Drafter.SLIDING, overlap=False, mixed=True, chunked=True),
     Configuration(16, 1, adaptive=True),
     Configuration(16, 16, Drafter.RANDOM, overlap=False, chunked=True, adaptive=True),
+    Configuration(16, 1, Drafter.ORACLE),
+    Configuration(16, 16, Drafter.ADVERSARIAL, overlap=False),
 )
 # Recurrent layers: both ways to roll them back, every strategy of the prefix cache, pages, chunks,
 # mixed batches, and boundaries so close that most answers cross some.
 _HYBRID = Configuration(16, 1, model="hybrid", interval=64)
+LAZY = "extra_buffer_lazy"
 HYBRID_MATRIX = (
     _HYBRID,
-    _HYBRID._replace(rollback="snapshot", strategy="extra_buffer_lazy"),
+    _HYBRID._replace(rollback="snapshot", strategy=LAZY),
     _HYBRID._replace(block_size=8, page_size=16, overlap=False, chunked=True),
     _HYBRID._replace(block_size=7, overlap=False, strategy="no_buffer", adaptive=True),
     _HYBRID._replace(chunked=True, mixed=True, retraction=Retraction.FORCED, adaptive=True),
     _HYBRID._replace(page_size=64, drafter=Drafter.RANDOM, retraction=Retraction.PRESSURE),
-    _HYBRID._replace(strategy="extra_buffer_lazy", mixed=True, interval=256, window=True),
+    _HYBRID._replace(strategy=LAZY, mixed=True, interval=256, window=True),
     _HYBRID._replace(radix=False, adaptive=True),
+    _HYBRID._replace(drafter=Drafter.ORACLE),
+    _HYBRID._replace(drafter=Drafter.ADVERSARIAL, page_size=16, overlap=False),
+)
+# Each of the strategies that keep states for the prefix cache, fixed and adaptive widths. With
+# LAZY SGLang leaves out what ends near a boundary, where a verify may still write the kept state.
+RECURRENT = (
+    _HYBRID,
+    _HYBRID._replace(page_size=16, overlap=False, adaptive=True),
+    _HYBRID._replace(rollback="snapshot", strategy=LAZY),
+    _HYBRID._replace(overlap=False, strategy="no_buffer", adaptive=True),
 )
 MATRICES = {"moe": MATRIX, "hybrid": HYBRID_MATRIX}
 QUICK = {"moe": (MATRIX[0], MATRIX[7]), "hybrid": (HYBRID_MATRIX[0], HYBRID_MATRIX[2])}
 
 
-class Row(NamedTuple):
-    """One configuration at one concurrency."""
+class Reference(NamedTuple):
+    """What plain decoding says."""
 
-    configuration: str
-    concurrency: int
-    prompts: int
-    identical: int
-    tokens: int
-    verifies: int
-    tau: float
-    retractions: int
-    seconds: float
+    answers: tuple[Answer, ...]
+    said: tuple[scripts.Continuation, ...]  # past the answers' ends, for scripted drafts
 
 
-def compare(
-    name: str, concurrency: int, expected: Sequence[Answer], done: load.Load, prompts: Sequence[str]
-) -> Row:
-    """One row; the first difference goes to standard error."""
-    same = sum(a.output_ids == b.output_ids for a, b in zip(expected, done.answers, strict=True))
-    difference = load.first_difference(expected, done.answers)
-    if difference is not None:
-        tqdm.write(
-            f"{name} at concurrency {concurrency}: {prompts[difference.prompt]!r} differs at token "
-            f"{difference.position}: {difference.expected} became {difference.got}",
-            file=sys.stderr,
-        )
-    return Row(
-        configuration=name,
-        concurrency=concurrency,
-        prompts=len(prompts),
-        identical=same,
-        tokens=sum(answer.completion_tokens for answer in done.answers),
-        verifies=sum(answer.verify_count for answer in done.answers),
-        tau=round(load.tau(done.answers), 3),
-        retractions=sum(answer.meta["num_retractions"] for answer in done.answers),
-        seconds=round(done.seconds, 1),
-    )
-
-
-def show(row: Row) -> None:
-    """Print a row."""
-    tqdm.write(
-        f"{row.configuration:<45} c={row.concurrency:<3} {row.identical}/{row.prompts} identical, "
-        f"tau {row.tau:.2f}, {row.verifies} verifies, {row.retractions} retractions, "
-        f"{row.seconds:.0f} s"
-    )
+def ask_plain(
+    configurations: Sequence[Configuration], prompts: Sequence[str], folder: Path
+) -> tuple[Reference, Row]:
+    """The reference of all configurations, and whether it is the same for prompts alone."""
+    said: tuple[scripts.Continuation, ...] = ()
+    with TestedServer(zoo.path(configurations[0].model).verifier, log_dir=folder) as plain:
+        answers = load.run(plain, prompts, 8, MAX_NEW_TOKENS).answers
+        alone = load.run(plain, prompts, 1, MAX_NEW_TOKENS)
+        if any(configuration.scripted for configuration in configurations):
+            said = scripts.continuations(plain, prompts, MAX_NEW_TOKENS)
+    return Reference(answers, said), compare("plain, alone against 8", 1, answers, alone)
 
 
 def measure(
-    configurations: Sequence[Configuration], concurrencies: Sequence[int], prompts: Sequence[str]
+    configurations: Sequence[Configuration],
+    concurrencies: Sequence[int],
+    prompts: Sequence[str],
+    folder: Path,
 ) -> list[Row]:
-    """Serve and compare everything."""
-    rows: list[Row] = []
-    passes = len(configurations) * len(concurrencies) + 2
-    with tempfile.TemporaryDirectory() as name, tqdm(total=passes, unit=" passes") as bar:
-        folder = Path(name)
-        verifier = zoo.path(configurations[0].model).verifier
-        with TestedServer(verifier, log_dir=folder / "plain") as plain:
-            expected = load.run(plain, prompts, 8, MAX_NEW_TOKENS).answers
-            bar.update()
-            alone = load.run(plain, prompts, 1, MAX_NEW_TOKENS)
-            rows.append(compare("plain, alone against 8", 1, expected, alone, prompts))
-            bar.update()
-        show(rows[-1])
-        for number, configuration in enumerate(configurations):
-            bar.set_description(configuration.name)
-            with serve(configuration, folder / str(number)) as server:
-                for concurrency in concurrencies:
+    """Serve and compare the matrix."""
+    reference, row = ask_plain(configurations, prompts, folder / "plain")
+    rows = [row]
+    show(row)
+    for number, configuration in enumerate(tqdm(configurations, unit=" servers")):
+        place, env = folder / str(number), {}
+        if configuration.scripted:
+            env = scripts.environment(place / "plugin", reference.said)
+        with serve(configuration, place, env) as server:
+            for concurrency in concurrencies:
+                if configuration.scripted:
+                    done = identity_scripts.run(server, configuration, reference.said, concurrency)
+                else:
                     done = load.run(server, prompts, concurrency, MAX_NEW_TOKENS)
-                    server.check_rest()
-                    rows.append(compare(configuration.name, concurrency, expected, done, prompts))
-                    show(rows[-1])
-                    bar.update()
+                server.check_rest()
+                rows.append(compare(configuration.name, concurrency, reference.answers, done))
+                show(rows[-1])
     return rows
+
+
+def measure_recurrent(
+    configurations: Sequence[Configuration], prompts: Sequence[str], folder: Path
+) -> tuple[list[Row], list[Repeat]]:
+    """Long answers and conversations."""
+    rows: list[Row] = []
+    repeats: list[Repeat] = []
+    for number, configuration in enumerate(tqdm(configurations, unit=" pairs of servers")):
+        place = folder / f"recurrent-{number}"
+        more, found = identity_recurrent.measure(configuration, place, prompts)
+        rows += more
+        repeats += found
+    return rows, repeats
 
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
@@ -161,11 +164,20 @@ def main() -> int:
     prompts = texts[: QUICK_PROMPTS if given.quick else given.prompts]
     begin = time.monotonic()
     matrix = (QUICK if given.quick else MATRICES)[given.model]
-    rows = measure(matrix, given.concurrency, prompts)
+    recurrent = RECURRENT[: 1 if given.quick else None] if given.model == "hybrid" else ()
+    with tempfile.TemporaryDirectory() as name:
+        rows = measure(matrix, given.concurrency, prompts, Path(name))
+        more, repeats = measure_recurrent(recurrent, prompts, Path(name))
+    rows += more
     different = sum(row.prompts - row.identical for row in rows)
+    different += sum(repeat.conversations - repeat.identical for repeat in repeats)
+    keeping = {configuration.name for configuration in recurrent if configuration.strategy != LAZY}
+    fewer = sum(repeat.fewer for repeat in repeats if repeat.configuration in keeping)
     print(
         f"{len(rows)} passes, {sum(row.prompts for row in rows)} answers, "
-        f"{sum(row.tokens for row in rows)} tokens, {different} differences, "
+        f"{sum(row.tokens for row in rows)} tokens, "
+        f"{sum(repeat.conversations for repeat in repeats)} turns of conversations, "
+        f"{different} differences, {fewer} turns with less in the cache than plain decoding, "
         f"{time.monotonic() - begin:.0f} s"
     )
     if given.json is not None:
@@ -174,9 +186,13 @@ def main() -> int:
             "prompts": len(prompts),
             "concurrency": given.concurrency,
         }
-        result: dict[str, Any] = {"rows": [row._asdict() for row in rows], **provenance(arguments)}
+        result: dict[str, Any] = {
+            "rows": [row._asdict() for row in rows],
+            "repeats": [repeat._asdict() for repeat in repeats],
+            **provenance(arguments),
+        }
         given.json.write_text(json.dumps(result, indent=1) + "\n")
-    return int(different > 0)
+    return int(different + fewer > 0)
 
 
 if __name__ == "__main__":

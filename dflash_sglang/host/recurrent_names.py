@@ -105,6 +105,15 @@ RECURRENT_NAMES: tuple[Name, ...] = (
         None,
         "slots for the states of the prefix cache",
     ),
+    # Whether the prefix cache takes over the state of a finished request.
+    Name(f"{_S}.runtime_context:get_memory", (), "where a run of tokens ends"),
+    *(
+        Name(f"{_S}.arg_groups.fields.{field}", None, "where a run of tokens ends")
+        for field in (
+            "exec_:ExecMamba.enable_mamba_extra_buffer",
+            "memory:Memory.disable_radix_cache",
+        )
+    ),
     # At start.
     Name(
         f"{_S}.mem_cache.kv_cache_configurator:KVCacheConfigurator._build_hybrid_req_pool",

@@ -48,6 +48,7 @@ from dflash_sglang.host.penalties import PenalisedRows, Penalties
 from dflash_sglang.host.plain_run import Ends, advance, joined
 from dflash_sglang.host.processors import complete_mixed_outputs
 from dflash_sglang.host.recurrent import RecurrentStates
+from dflash_sglang.host.run_ends import RunEnds
 from dflash_sglang.host.sampling import TargetSampler
 from dflash_sglang.host.verify import Verified, Verifier
 from dflash_sglang.host.width_runners import WidthRunners
@@ -110,6 +111,7 @@ class DFlashWorker(BaseSpecWorker):
         )
         self._width_runners = WidthRunners(self.model_runner, self._widths.ladder)
         self._recurrent = RecurrentStates(self.model_runner, self._width_runners, self.block_size)
+        self._run_ends = RunEnds(self.model_runner)
         self._verifier = Verifier(target_worker, sampler, self._width_runners)
         self._acceptor = Acceptor(self._rule, sampler, self._tp_sync)
         self._drafter = self._make_drafter()
@@ -389,6 +391,7 @@ class DFlashWorker(BaseSpecWorker):
         accepted = self._acceptor.accept(
             batch, draft, verified.logits, block.positions, self._limits.of(batch)
         )
+        accepted = self._run_ends.stop(batch, accepted)
         if on_publish is not None:
             on_publish(accepted.new_seq_lens)
         self._commit(batch, block, plan, verified, accepted, penalised)

@@ -16,7 +16,9 @@ class Drafter(Enum):
     TRAINED = "trained"
     RANDOM = "random"  # untrained weights: next to nothing is accepted
     SLIDING = "sliding"  # the trained one with a sliding-window layer
-    SCRIPTED = "scripted"  # oracle and adversarial drafts, see scripts.py
+    # Scripted in the server, see scripts.py:
+    ORACLE = "oracle"  # right for exactly k drafts, for another k in every request
+    ADVERSARIAL = "adversarial"  # wrong everywhere, or at random places with right ones behind
 
 
 class Retraction(Enum):
@@ -64,15 +66,24 @@ class Configuration(NamedTuple):
         flags += [f for f in (self.rollback, self.strategy) if f != "auto"]
         return f"{self.drafter.value} b{self.block_size} p{self.page_size} {' '.join(flags)}"
 
+    @property
+    def scripted(self) -> bool:
+        """Whether the server must load scripts for its drafts."""
+        return self.drafter in (Drafter.ORACLE, Drafter.ADVERSARIAL)
+
     def args(self) -> list[str]:
         """Flags of the server."""
         args = ["--speculative-dflash-block-size", str(self.block_size)]
-        args += ["--page-size", str(self.page_size)]
+        args += ["--speculative-draft-window-size", str(WINDOW)] if self.window else []
+        return args + self.plain_args()
+
+    def plain_args(self) -> list[str]:
+        """Those that a server without a drafter has as well."""
+        args = ["--page-size", str(self.page_size)]
         args += [] if self.overlap else ["--disable-overlap-schedule"]
         args += [] if self.radix else ["--disable-radix-cache"]
         args += ["--chunked-prefill-size", str(CHUNK)] if self.chunked else []
         args += ["--enable-mixed-chunk"] if self.mixed else []
-        args += ["--speculative-draft-window-size", str(WINDOW)] if self.window else []
         if self.retraction is Retraction.PRESSURE:
             # Low conservativeness: admit without setting slots aside for what will be generated.
             args += ["--max-total-tokens", str(PRESSURE_TOKENS)]

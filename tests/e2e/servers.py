@@ -28,8 +28,16 @@ COMPLAINT = re.compile(
 )
 
 
-def serve(configuration: Configuration, folder: Path) -> TestedServer:
-    """The server of a configuration; its drafter and its log go under `folder`."""
+def serve(
+    configuration: Configuration, folder: Path, env: Mapping[str, str] | None = None
+) -> TestedServer:
+    """The server of a configuration; its drafter and its log go under `folder`.
+
+    Args:
+        configuration: how to serve.
+        folder: for this server alone.
+        env: variables beside the configuration's own, such as those of scripted drafts.
+    """
     width = "adaptive" if configuration.adaptive else "fixed"
     return TestedServer(
         zoo.path(configuration.model).verifier,
@@ -38,7 +46,7 @@ def serve(configuration: Configuration, folder: Path) -> TestedServer:
             *configuration.args(),
             *settings(folder / "settings.json", width=width, rollback=configuration.rollback),
         ],
-        env=configuration.env(),
+        env={**configuration.env(), **(env or {})},
         log_dir=folder,
     )
 

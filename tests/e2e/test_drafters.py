@@ -13,13 +13,13 @@ from launch import load
 from launch.client import Answer
 from tests.e2e import checkpoints, scripts
 from tests.e2e.asking import ask_all, greedy
-from tests.e2e.configurations import Configuration, Drafter
+from tests.e2e.configurations import Configuration
 from tests.e2e.conftest import MAX_NEW_TOKENS, Reference
 from tests.e2e.servers import NotAtRestError, TestedServer, settings
 
 BLOCK = 16
 # Blocks as long as a page: every step crosses a page's end, at every place of the block.
-CONFIGURATION = Configuration(BLOCK, 16, Drafter.SCRIPTED)
+CONFIGURATION = Configuration(BLOCK, 16)
 
 
 @pytest.fixture(scope="module")
