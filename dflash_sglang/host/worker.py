@@ -388,9 +388,8 @@ class DFlashWorker(BaseSpecWorker):
             plan = self._plan_slots(batch, block)  # its slots lie side by side again
         penalised = self._penalties.rows_of(batch)
         verified = self._verifier.verify(batch, block, plan, penalised, grammar_barrier)
-        accepted = self._acceptor.accept(
-            batch, draft, verified.logits, block.positions, self._limits.of(batch)
-        )
+        limits = None if width == 1 else self._limits.of(batch)  # without drafts, nothing to limit
+        accepted = self._acceptor.accept(batch, draft, verified.logits, block.positions, limits)
         accepted = self._run_ends.stop(batch, accepted)
         if on_publish is not None:
             on_publish(accepted.new_seq_lens)

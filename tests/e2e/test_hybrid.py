@@ -19,6 +19,7 @@ from tests.e2e.asking import ask, ask_all, events
 from tests.e2e.hybrids import (
     CONFIG,
     MAX_NEW_TOKENS,
+    TURNS,
     answer_of,
     ask_turn,
     converse,
@@ -240,3 +241,13 @@ def test_snapshots_with_slots_on_demand(talk: Talk, tmp_path: Path) -> None:
         state = server.server_info()["internal_states"][0]["dflash"]
     assert state["rollback"] == "snapshot"
     assert max(server.log_values("#retracted_reqs")) > 0
+
+
+def test_without_buffers_the_state_of_an_end_is_handed_on(talk: Talk, tmp_path: Path) -> None:
+    """An answer ends inside what its last verify accepts; a later turn finds all of it."""
+    args = ("--disable-overlap-schedule", "--mamba-radix-cache-strategy", "no_buffer")
+    with serve(talk, tmp_path, *args, width="fixed") as server:
+        found = assert_chats(server, talk, "ends")
+    for turn, counts in zip(talk.turns, found[1:TURNS], strict=False):
+        # The last token of an answer has not been through the model.
+        assert counts == [len(one.prompt_ids) + MAX_NEW_TOKENS - 1 for one in turn]

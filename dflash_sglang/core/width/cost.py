@@ -14,7 +14,7 @@ CELL_PRIOR = 4
 # What was seen of a width is dropped after so many steps at others: it may have been slow for a
 # reason that has gone, and would otherwise never be tried again. The next time after twice as many,
 # up to the second number: a width that stays slow is to cost ever less.
-STALE, MOST_STALE = 300, 300 * 2**6
+STALE, MOST_STALE = 1000, 1000 * 2**4
 
 
 class CostTable:
