@@ -15,7 +15,7 @@ from tests.e2e.asking import ask_all, greedy
 
 CONCURRENCY = 8
 GOOD_TOKENS = 192  # at most: they end by themselves
-BAD = 144  # prompts of random tokens
+BAD = 96  # prompts of random tokens
 # Tokens of their answers. Requests of equal length would end together, and be prefilled together,
 # at width 1 only: no stream of real requests does plain decoding that favour.
 BAD_TOKENS = (48, 144)
