@@ -34,7 +34,6 @@ ROUNDS = 8  # of the search for the best rate; it converges in three or four
 class Profile(NamedTuple):
     """Step times of a served pair: milliseconds by width, along the batch sizes."""
 
-    name: str
     batch_sizes: Sequence[int]
     draft: Mapping[int, Sequence[float]]
     verify: Mapping[int, Sequence[float]]
@@ -84,7 +83,7 @@ def load_profile(file: Path) -> Profile:
             table.setdefault(row["width"], []).append(value)
     draft, verify, other = tables
     del draft[1]  # plain decoding drafts nothing
-    return Profile("profile", sorted({row["batch"] for row in rows}), draft, verify, other)
+    return Profile(sorted({row["batch"] for row in rows}), draft, verify, other)
 
 
 def hindsight(steps: Sequence[Step], costs: Costs, widths: Sequence[int]) -> float:

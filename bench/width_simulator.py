@@ -24,7 +24,7 @@ from typing import NamedTuple, Protocol
 from tqdm import tqdm
 
 from bench import width_plot
-from bench.width_costs import SERVERS
+from bench.width_costs import SERVERS, Server
 from bench.width_traces import BLOCK_SIZE, Step, Workload, geometric, trace, workloads
 from dflash_sglang.core.width import CostTable, ObservedStep, WidthPolicy, WidthSettings
 from launch.report import provenance
@@ -35,10 +35,6 @@ SEEDS = 8  # traces at batch size 1
 
 class Costs(Protocol):
     """What steps take on a server that is simulated."""
-
-    @property
-    def name(self) -> str:
-        """Of the server."""
 
     def seconds(self, batch_size: int, width: int, verified: int | None = None) -> float:
         """A whole step that drafts `width` tokens and verifies as many, or `verified` of them."""
@@ -154,7 +150,7 @@ def mean_commit(accept_lens: Counter[int], width: int) -> float:
     return committed / accept_lens.total()
 
 
-def simulate(server: Costs, workload: Workload, batch_size: int, steps: int, seed: int) -> Row:
+def simulate(server: Server, workload: Workload, batch_size: int, steps: int, seed: int) -> Row:
     """One row from one trace."""
     settings = WidthSettings()
     served_trace = list(trace(workload, batch_size, steps, seed))

@@ -14,7 +14,7 @@ import torch
 from dflash_kernels.accept_match import Acceptance
 from sglang.srt.runtime_context import get_exec, get_schedule, mamba_track_grid
 
-from dflash_sglang.host.stop_ids import stop_ids
+from dflash_sglang.host.stop_ids import ending_ids, tokens_left
 
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import ScheduleBatch
@@ -50,12 +50,8 @@ class Ends:
     """
 
     def __init__(self, batch: ScheduleBatch) -> None:
-        self._stop_ids = [
-            set() if req.sampling_params.ignore_eos else stop_ids(req) for req in batch.reqs
-        ]
-        self._most = min(
-            req.sampling_params.max_new_tokens - len(req.output_ids) for req in batch.reqs
-        )
+        self._ending_ids = [ending_ids(req) for req in batch.reqs]
+        self._most = min(tokens_left(req) for req in batch.reqs)
         if batch.mamba_track_indices is not None:
             # The scheduler looks for a kept state at the last token of a run only.
             interval = mamba_track_grid(batch.tree_cache.page_size)
@@ -72,7 +68,7 @@ class Ends:
         if committed >= self._most:
             return True
         ids = last.bonus_ids.tolist()  # waits for the device
-        return any(token in ends for token, ends in zip(ids, self._stop_ids, strict=True))
+        return any(token in ends for token, ends in zip(ids, self._ending_ids, strict=True))
 
 
 def advance(batch: ScheduleBatch, last: Acceptance) -> None:

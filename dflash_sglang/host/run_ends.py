@@ -18,7 +18,7 @@ from sglang.srt.runtime_context import get_exec, get_memory
 from sglang.srt.utils.common import async_h2d
 from torch import Tensor
 
-from dflash_sglang.host.stop_ids import stop_ids
+from dflash_sglang.host.stop_ids import ending_ids, tokens_left
 
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import ScheduleBatch
@@ -46,12 +46,11 @@ class RunEnds:
             batch: decoding, without overlap: the host knows all that was said before this step.
             accepted: of the step.
         """
-        if not self._needed:
-            return accepted
         width = accepted.output_ids.shape[1]
-        ends = [set() if req.sampling_params.ignore_eos else stop_ids(req) for req in batch.reqs]
-        columns = list(zip_longest(*ends, fillvalue=NO_TOKEN))
-        left = [req.sampling_params.max_new_tokens - len(req.output_ids) for req in batch.reqs]
+        if not self._needed or width == 1:  # a single token is never too many
+            return accepted
+        columns = list(zip_longest(*map(ending_ids, batch.reqs), fillvalue=NO_TOKEN))
+        left = [tokens_left(req) for req in batch.reqs]
         device = accepted.output_ids.device
         most = async_h2d(left, dtype=torch.int32, device=device).clamp_(min=1, max=width)  # [bs]
         if columns:

@@ -9,7 +9,6 @@ from bench.width_traces import Workload, geometric, trace
 
 WIDTHS = (1, 4, 16)
 COSTS = Profile(
-    "made up",
     batch_sizes=(1, 8),
     draft={4: (1.0, 2.0), 16: (2.0, 6.0)},
     verify={1: (2.0, 4.0), 4: (3.0, 6.0), 16: (5.0, 12.0)},

@@ -100,6 +100,11 @@ def test_a_run_stops_at_the_length_limit() -> None:
     assert committed(got) == [row[:1], row[:3], row, row]
 
 
+def test_a_single_token_is_left_as_it_is() -> None:
+    single = accepted([[END]])
+    assert stop_at_ends(batch_of(request_with(left=1)), single) is single
+
+
 @pytest.mark.parametrize(
     "server",
     [{"buffer": True}, {"radix": False}, {"recurrent": False}],
