@@ -16,7 +16,6 @@ from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.nn.functional as F
 from sglang.srt.layers.aux_hidden_states import AuxHiddenStateList
 from sglang.srt.layers.logits_processor import LogitsProcessorOutput
 from sglang.srt.model_executor.forward_context import get_attn_backend
@@ -31,7 +30,8 @@ from dflash_sglang.cpu.layers import (
     unit_norm,
 )
 from dflash_sglang.cpu.moe import route
-from dflash_sglang.cpu.moe_choice import ExpertForms
+from dflash_sglang.cpu.moe_choice import ExpertForms, experts_of
+from dflash_sglang.cpu.products import linear
 
 if TYPE_CHECKING:
     from sglang.srt.model_executor.forward_batch_info import ForwardBatch
@@ -80,7 +80,7 @@ def _attention(
     block: Any, hidden: Tensor, rotary: RotaryTables, backend: Any, batch: ForwardBatch
 ) -> Tensor:
     """Queries and keys lie side by side in the projection: one norm and one rotation serve both."""
-    qkv = F.linear(hidden, block.qkv_proj.weight, block.qkv_proj.bias)
+    qkv = linear(hidden, block.qkv_proj.weight, block.qkv_proj.bias)
     qkv = qkv.view(hidden.shape[0], -1, block.head_dim)  # [tokens, heads + 2 * kv_heads, dim]
     heads = (block.num_heads, block.num_kv_heads)
     normed = unit_norm(qkv[:, : sum(heads)], block.q_norm.variance_epsilon)
@@ -90,7 +90,7 @@ def _attention(
     query, key = torch.split_with_sizes(rotate(normed, rotary), heads, dim=1)
     value = qkv[:, sum(heads) :]
     out = backend.forward_extend(query, key, value, block.attn, batch)
-    return F.linear(out, block.o_proj.weight, block.o_proj.bias)
+    return linear(out, block.o_proj.weight, block.o_proj.bias)
 
 
 def dense_mlp(mlp: Any, hidden: Tensor) -> Tensor:
@@ -110,10 +110,8 @@ def expert_mlp(forms: ExpertForms) -> Mlp:
 
     def run(mlp: Any, hidden: Tensor) -> Tensor:
         config = mlp.topk.topk_config
-        ids, weights = route(F.linear(hidden, mlp.gate.weight), config.top_k, config.renormalize)
-        experts = mlp.experts
-        form = forms.form(hidden.shape[0])
-        return form(hidden, experts.w13_weight, experts.w2_weight.transpose(1, 2), ids, weights)
+        ids, weights = route(linear(hidden, mlp.gate.weight), config.top_k, config.renormalize)
+        return forms.form(hidden.shape[0])(hidden, experts_of(mlp.experts), ids, weights)
 
     return run
 

@@ -21,7 +21,7 @@ from sglang.srt.runtime_context import get_exec, get_lora, get_observability, ge
 from torch import Tensor, nn
 
 from dflash_sglang.cpu.decoder import drafter_forward, expert_mlp, qwen3_moe_forward
-from dflash_sglang.cpu.moe_choice import forms_for
+from dflash_sglang.cpu.moe_choice import experts_of, forms_for
 from dflash_sglang.cpu.plain import (
     is_plain_experts,
     is_plain_linear,
@@ -74,8 +74,7 @@ def install_decoder(model: nn.Module) -> None:
     else:
         stack: Any = model.model
         first = stack.layers[0].mlp.experts
-        down = first.w2_weight.transpose(1, 2)
-        forms = forms_for(first.w13_weight, down, first.moe_runner_config.top_k)
+        forms = forms_for(experts_of(first), first.moe_runner_config.top_k)
         logger.info("CPU platform: experts run %s (tokens)", forms)
         stack.forward = types.MethodType(qwen3_moe_forward(expert_mlp(forms)), stack)
     logger.info("CPU platform: %s runs the fused decoder", name)

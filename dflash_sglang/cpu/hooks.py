@@ -10,9 +10,11 @@ from sglang.srt.mem_cache.allocation import get_last_loc_torch
 from sglang.srt.plugins.hook_registry import HookRegistry, HookSource, HookType
 
 from dflash_sglang.cpu.allocation import assign_slots
+from dflash_sglang.cpu.products import refresh
 from dflash_sglang.cpu.seeds import murmur_hash32, no_batch_invariant_kernels
 from dflash_sglang.errors import PlatformError
 
+WEIGHT_UPDATER = "sglang.srt.model_executor.model_runner_components.weight_updater.WeightUpdater"
 SOURCE = HookSource(plugin_name="dflash_cpu", dist_name="dflash-sglang")
 
 
@@ -34,7 +36,29 @@ def keep_embedding_dtype(
     return kwargs
 
 
+def refresh_products(result: Any, *_: Any, **__: Any) -> Any:
+    """After weights were replaced in place: copies of them are out of date."""
+    refresh()
+    return result
+
+
+WEIGHT_UPDATES = (
+    "update_weights_from_disk",
+    "update_weights_from_tensor",
+    "update_weights_from_ipc",
+    "load_weights_from_distributed",
+)
+
 HOOKS = (
+    *(
+        Hook(
+            f"{WEIGHT_UPDATER}.{update}",
+            refresh_products,
+            HookType.AFTER,
+            "weights that are copied for oneDNN change in place",
+        )
+        for update in WEIGHT_UPDATES
+    ),
     Hook(
         "sglang.srt.mem_cache.allocation.assign_req_to_token_pool_func",
         assign_slots,

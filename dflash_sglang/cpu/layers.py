@@ -14,6 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from dflash_sglang.cpu.products import linear
+
 
 class RotaryTables(NamedTuple):
     """Rotation of a batch's positions, shared by all layers of a forward."""
@@ -102,5 +104,5 @@ def gated_mlp(x: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
     Returns:
         [tokens, dim].
     """
-    gate, up = F.linear(x, gate_up).chunk(2, dim=-1)
-    return F.linear(F.silu(gate).mul_(up), down)
+    gate, up = linear(x, gate_up).chunk(2, dim=-1)
+    return linear(F.silu(gate).mul_(up), down)

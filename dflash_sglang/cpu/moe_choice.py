@@ -10,17 +10,15 @@ from __future__ import annotations
 import bisect
 import functools
 import itertools
-import time
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
 
-from dflash_sglang.cpu.moe import FORMS, Form, batched
+from dflash_sglang.cpu.moe import FORMS, Experts, Form, batched
+from dflash_sglang.cpu.timing import REPEATS, fastest, thread_clock
 
 TOKEN_COUNTS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
-REPEATS = 5
 BUDGET_S = 0.25
 # The slowest reading of weights assumed; only decides whether trying all experts fits the budget.
 ELEMENTS_PER_S = 1e9
@@ -52,35 +50,46 @@ class ExpertForms(NamedTuple):
 _measured: dict[tuple[object, ...], ExpertForms] = {}
 
 
-def forms_for(gate_up: Tensor, down: Tensor, top_k: int) -> ExpertForms:
+def experts_of(layer: Any) -> Experts:
+    """The weights of a layer, as its parameters are now.
+
+    Args:
+        layer: SGLang's ``FusedMoE`` with plain experts, as `fusion.lay_out_weights` leaves it.
+    """
+    known = layer.__dict__.get("cpu_experts")
+    if known is None or known[0] is not layer.w13_weight or known[1] is not layer.w2_weight:
+        experts = Experts.of(layer.w13_weight.data, layer.w2_weight.data.transpose(1, 2))
+        known = layer.__dict__["cpu_experts"] = (layer.w13_weight, layer.w2_weight, experts)
+    experts_now: Experts = known[2]
+    return experts_now
+
+
+def forms_for(experts: Experts, top_k: int) -> ExpertForms:
     """The choice for experts of this shape and dtype, measured on the first ones that ask.
 
     Args:
-        gate_up: [experts, 2 * width, dim].
-        down: [experts, width, dim].
+        experts: one layer's.
         top_k: experts per token.
 
     Returns:
         The choice; the same object for the same shapes.
     """
-    key = (gate_up.shape, gate_up.dtype, top_k)
+    key = (experts.gate_up.shape, experts.gate_up.dtype, top_k)
     if key not in _measured:
         with torch.inference_mode():
-            _measured[key] = measure_forms(gate_up, down, top_k)
+            _measured[key] = measure_forms(experts, top_k)
     return _measured[key]
 
 
 def measure_forms(
-    gate_up: Tensor, down: Tensor, top_k: int, clock: Callable[[], float] = time.thread_time
+    experts: Experts, top_k: int, clock: Callable[[], float] = thread_clock
 ) -> ExpertForms:
     """Time the forms on given weights.
 
     Args:
-        gate_up: [experts, 2 * width, dim].
-        down: [experts, width, dim].
+        experts: one layer's.
         top_k: experts per token.
-        clock: seconds; this thread's CPU time, which other processes on the machine do not
-            lengthen.
+        clock: seconds.
 
     Returns:
         The fastest form for each range of token counts; at most ``BUDGET_S`` is spent, not counting
@@ -88,7 +97,8 @@ def measure_forms(
     """
     random = torch.Generator().manual_seed(0)
     candidates = dict(FORMS)
-    if (gate_up.numel() + down.numel()) / ELEMENTS_PER_S > BUDGET_S / REPEATS:
+    gate_up = experts.gate_up
+    if (gate_up.numel() + experts.down.numel()) / ELEMENTS_PER_S > BUDGET_S / REPEATS:
         del candidates["batched"]
     deadline = clock() + BUDGET_S
     best: dict[int, str] = {}
@@ -97,7 +107,7 @@ def measure_forms(
         scores = torch.randn(tokens, gate_up.shape[0], generator=random)
         weights, ids = scores.softmax(-1).topk(top_k, dim=-1)
         cost = {
-            name: _fastest(functools.partial(form, hidden, gate_up, down, ids, weights), clock)
+            name: fastest(functools.partial(form, hidden, experts, ids, weights), clock)
             for name, form in candidates.items()
         }
         best[tokens] = min(cost, key=lambda name: cost[name])
@@ -107,16 +117,6 @@ def measure_forms(
         if clock() > deadline:
             break
     return _as_ranges(best)
-
-
-def _fastest(run: Callable[[], object], clock: Callable[[], float]) -> float:
-    run()  # warms caches
-    times = []
-    for _ in range(REPEATS):
-        start = clock()
-        run()
-        times.append(clock() - start)
-    return min(times)
 
 
 def _as_ranges(best: dict[int, str]) -> ExpertForms:

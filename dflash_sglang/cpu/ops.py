@@ -19,7 +19,7 @@ from sglang.srt.layers.rotary_embedding import RotaryEmbedding
 from torch import Tensor
 
 from dflash_sglang.cpu.layers import rms_norm, rotary_tables, rotate
-from dflash_sglang.cpu.moe_choice import forms_for
+from dflash_sglang.cpu.moe_choice import experts_of, forms_for
 from dflash_sglang.cpu.plain import is_plain_experts, is_plain_norm, is_plain_rotary
 
 
@@ -106,8 +106,7 @@ def experts_forward(
     if not is_plain_experts(layer):
         return method.forward_cpu(layer, dispatch_output)
     weights, ids, _ = dispatch_output.topk_output
-    down = layer.w2_weight.transpose(1, 2)
-    hidden = dispatch_output.hidden_states
-    form = forms_for(layer.w13_weight, down, ids.shape[1]).form(hidden.shape[0])
-    out = form(hidden, layer.w13_weight, down, ids, weights)
+    hidden, experts = dispatch_output.hidden_states, experts_of(layer)
+    form = forms_for(experts, ids.shape[1]).form(hidden.shape[0])
+    out = form(hidden, experts, ids, weights)
     return StandardCombineInput(hidden_states=out)

@@ -11,10 +11,12 @@ from sglang.srt.layers.quantization.unquant import (
 )
 from sglang.srt.layers.rotary_embedding import RotaryEmbedding
 
+from dflash_sglang.cpu.linear_methods import CpuLinearMethod
+
 
 def is_plain_linear(linear: Any) -> bool:
     """``x W^T + b`` on stored weights."""
-    return type(linear.quant_method) is UnquantizedLinearMethod
+    return type(linear.quant_method) in (UnquantizedLinearMethod, CpuLinearMethod)
 
 
 def is_plain_norm(norm: Any) -> bool:

@@ -14,6 +14,7 @@ from dflash_sglang.cpu import BACKEND
 from dflash_sglang.cpu.attention_backend import CpuAttentionBackend, refuse_unserved_attention
 from dflash_sglang.cpu.fusion import install_decoder, lay_out_weights
 from dflash_sglang.cpu.hooks import apply_hooks
+from dflash_sglang.cpu.linear_methods import install_products
 from dflash_sglang.cpu.ops import register_ops
 from dflash_sglang.cpu.recurrent.defaults import CONV_DTYPE
 from dflash_sglang.cpu.threads import set_threads
@@ -56,7 +57,7 @@ def prepare_recurrent() -> None:
 
 
 def prepare_model(model: nn.Module) -> None:
-    """Once per model: refuse what would be wrong, turn off Triton, install the fused decoder.
+    """Once per model: refuse what would be wrong, turn off Triton, install what is faster.
 
     Args:
         model: the model just loaded, changed in place.
@@ -72,4 +73,5 @@ def prepare_model(model: nn.Module) -> None:
             # a Triton kernel that a bfloat16 drafter would take
             cast(Any, module).use_table_qk_norm_rope = False
     lay_out_weights(model)
+    install_products(model)
     install_decoder(model)

@@ -6,7 +6,6 @@ import logging
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from dflash_kernels.context_kv import context_kv
 from sglang.srt.mem_cache.memory_pool import KVWriteLoc
 from sglang.srt.speculative.spec_utils import draft_tp_context
@@ -111,7 +110,7 @@ class ContextKV:
         if self._stack is None:  # the weights have changed
             self._stack = stack_layers(self._model, self._runner.token_to_kv_pool)
         stack = self._stack
-        kv = F.linear(context, stack.weight, stack.bias)
+        kv = stack.method.apply(stack, context, stack.bias)
         context_kv(
             kv.view(-1, *stack.shape),
             stack.norm_weights,

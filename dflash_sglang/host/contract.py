@@ -17,6 +17,7 @@ SGLANG_VERSION = "0.5.23"
 
 # The worker: what host/ subclasses, calls, reads or hooks. `_S` shortens the common root.
 _S = "sglang.srt"
+_UPDATER = f"{_S}.model_executor.model_runner_components.weight_updater"
 HOST_NAMES: tuple[Name, ...] = (
     *START_NAMES,
     *RECURRENT_NAMES,
@@ -691,9 +692,38 @@ CPU_NAMES: tuple[Name, ...] = (
         "op forward: rope",
     ),
     Name(
-        f"{_S}.layers.quantization.unquant:UnquantizedLinearMethod",
+        f"{_S}.layers.quantization.unquant:UnquantizedLinearMethod.apply",
+        ("layer", "x", "bias"),
+        "products by the faster library",
+    ),
+    Name(
+        f"{_S}.layers.quantization.unquant:UnquantizedEmbeddingMethod.apply",
+        ("layer", "x", "bias"),
+        "products by the faster library",
+    ),
+    Name(
+        f"{_S}.layers.vocab_parallel_embedding:VocabParallelEmbedding",
         None,
-        "fused decoder: plain products",
+        "products by the faster library",
+    ),
+    Name(
+        f"{_S}.layers.vocab_parallel_embedding:ParallelLMHead",
+        None,
+        "products by the faster library",
+    ),
+    Name(
+        f"{_S}.layers.logits_processor:should_apply_lm_head_quant_method",
+        ("lm_head", "quant_method"),
+        "the head's method is asked unless it is named as SGLang's unquantised ones",
+    ),
+    *(
+        Name(f"{_UPDATER}:WeightUpdater.{update}", None, "weights were replaced in place (AFTER)")
+        for update in (
+            "update_weights_from_disk",
+            "update_weights_from_tensor",
+            "update_weights_from_ipc",
+            "load_weights_from_distributed",
+        )
     ),
     Name(
         f"{_S}.layers.quantization.unquant:UnquantizedFusedMoEMethod.forward_cpu",

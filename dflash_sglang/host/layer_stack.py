@@ -21,6 +21,7 @@ class LayerStack(NamedTuple):
     A copy of the drafter's key and value projections: 2 * layers * kv_size * hidden elements.
     """
 
+    method: Any  # SGLang's way of multiplying by the drafter's projections
     weight: Tensor  # [layers * 2 * kv_heads * head_dim, hidden], of each layer keys, then values
     bias: Tensor | None  # [layers * 2 * kv_heads * head_dim]
     norm_weights: Tensor  # [layers, head_dim], of the keys
@@ -97,6 +98,7 @@ def stack_layers(model: Any, pool: Any) -> LayerStack:
     if first.qkv_proj.bias is not None:
         bias = torch.cat([one.qkv_proj.bias[kv_rows] for one in layers])
     return LayerStack(
+        method=first.qkv_proj.quant_method,
         weight=torch.cat([one.qkv_proj.weight[kv_rows] for one in layers]),
         bias=bias,
         norm_weights=torch.stack([1 + norm if first.use_gemma_norm else norm for norm in norms]),

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from dflash_sglang.cpu import moe, moe_choice
-from dflash_sglang.cpu.moe import FORMS, reference, route
+from dflash_sglang.cpu.moe import FORMS, Experts, reference, route
 from dflash_sglang.cpu.moe_choice import ExpertForms, forms_for, measure_forms
 
 EXPERTS, WIDTH, DIM = 8, 12, 20
@@ -20,11 +20,11 @@ TOLERANCE = {
 }
 
 
-def experts(dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
+def experts(dtype: torch.dtype = torch.float32) -> Experts:
     random = torch.Generator().manual_seed(1)
     gate_up = torch.randn(EXPERTS, 2 * WIDTH, DIM, generator=random) * DIM**-0.5
     down = torch.randn(EXPERTS, WIDTH, DIM, generator=random) * WIDTH**-0.5
-    return gate_up.to(dtype), down.to(dtype)
+    return Experts.of(gate_up.to(dtype), down.to(dtype))
 
 
 def routed(tokens: int, top_k: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, ...]:
@@ -41,10 +41,12 @@ def routed(tokens: int, top_k: int, dtype: torch.dtype = torch.float32) -> tuple
 def test_forms_agree_with_the_definition(
     form: str, dtype: torch.dtype, top_k: int, tokens: int
 ) -> None:
-    gate_up, down = experts(dtype)
+    layer = experts(dtype)
     hidden, ids, weights = routed(tokens, top_k, dtype)
-    expected = reference(hidden.float(), gate_up.float(), down.float(), ids, weights)
-    out = FORMS[form](hidden, gate_up, down, ids, weights)
+    expected = reference(
+        hidden.float(), Experts.of(layer.gate_up.float(), layer.down.float()), ids, weights
+    )
+    out = FORMS[form](hidden, layer, ids, weights)
     assert out.dtype == dtype
     torch.testing.assert_close(out.float(), expected, **TOLERANCE[dtype])
 
@@ -52,44 +54,34 @@ def test_forms_agree_with_the_definition(
 @pytest.mark.parametrize("form", FORMS)
 def test_experts_that_nobody_chose(form: str) -> None:
     """Catches a slice of zero rows, and weights attached to the wrong expert after a gap."""
-    gate_up, down = experts()
+    layer = experts()
     hidden = torch.randn(5, DIM)
     ids = torch.tensor([[7, 2], [2, 7], [7, 2], [2, 7], [7, 2]])
     weights = torch.tensor([[0.9, 0.1]]).expand(5, 2)
-    expected = reference(hidden, gate_up, down, ids, weights)
-    out = FORMS[form](hidden, gate_up, down, ids, weights)
+    expected = reference(hidden, layer, ids, weights)
+    out = FORMS[form](hidden, layer, ids, weights)
     torch.testing.assert_close(out, expected, **TOLERANCE[torch.float32])
 
 
 @pytest.mark.parametrize("form", FORMS)
 def test_weights_need_not_sum_to_one(form: str) -> None:
-    gate_up, down = experts()
+    layer = experts()
     hidden, ids, weights = routed(6, 2)
-    expected = reference(hidden, gate_up, down, ids, 3 * weights)
-    out = FORMS[form](hidden, gate_up, down, ids, 3 * weights)
+    expected = reference(hidden, layer, ids, 3 * weights)
+    out = FORMS[form](hidden, layer, ids, 3 * weights)
     torch.testing.assert_close(out, expected, **TOLERANCE[torch.float32])
 
 
 @pytest.mark.parametrize("form", FORMS)
 def test_the_inputs_are_left_alone(form: str) -> None:
     """SGLang hands the same hidden states to what comes after; int32 ids come from its router."""
-    gate_up, down = experts()
+    layer = experts()
     hidden, ids, weights = routed(4, 2)
-    before = [x.clone() for x in (hidden, gate_up, down, ids, weights)]
-    FORMS[form](hidden, gate_up, down, ids.int(), weights)
-    for x, kept in zip((hidden, gate_up, down, ids, weights), before, strict=True):
+    inputs = (hidden, layer.gate_up, layer.down, ids, weights)
+    before = [x.clone() for x in inputs]
+    FORMS[form](hidden, layer, ids.int(), weights)
+    for x, kept in zip(inputs, before, strict=True):
         assert torch.equal(x, kept)
-
-
-def test_batched_reads_strided_weights() -> None:
-    """Weights as SGLang stores them, transposed by a view."""
-    gate_up, down = experts()
-    hidden, ids, weights = routed(6, 2)
-    strided = down.transpose(1, 2).contiguous().transpose(1, 2)
-    assert not strided.is_contiguous()
-    out = moe.batched(hidden, gate_up, strided, ids, weights)
-    expected = reference(hidden, gate_up, down, ids, weights)
-    torch.testing.assert_close(out, expected, **TOLERANCE[torch.float32])
 
 
 @pytest.mark.parametrize("renormalize", [True, False])
@@ -105,9 +97,9 @@ def test_route_is_a_softmax_over_all_experts(renormalize: bool) -> None:
 
 
 def test_no_tokens() -> None:
-    gate_up, down = experts()
+    layer = experts()
     forms = ExpertForms((2,), ("looped", "grouped"))
-    out = forms.form(0)(torch.empty(0, DIM), gate_up, down, torch.empty(0, 2), torch.empty(0, 2))
+    out = forms.form(0)(torch.empty(0, DIM), layer, torch.empty(0, 2), torch.empty(0, 2))
     assert out.shape == (0, DIM)
 
 
@@ -142,7 +134,7 @@ class Clock:
 
 def test_measurement_finds_the_crossings(monkeypatch: pytest.MonkeyPatch) -> None:
     """The prices cross at 4.5 and 10.7 tokens; the counts 4, 8 and 16 are measured."""
-    forms = measure_forms(*experts(), 2, Clock(monkeypatch))
+    forms = measure_forms(experts(), 2, Clock(monkeypatch))
     assert forms.names == ("looped", "batched", "grouped")
     assert forms.limits == (5, 11)
 
@@ -150,13 +142,13 @@ def test_measurement_finds_the_crossings(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_measurement_stops_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Clock, "PRICES", dict.fromkeys(FORMS, (60_000, 0)))
     clock = Clock(monkeypatch)
-    forms = measure_forms(*experts(), 2, clock)
+    forms = measure_forms(experts(), 2, clock)
     assert forms.names[-1] == "grouped"
     # one round is under way when the budget ends: every form once to warm up, then the repeats
     assert clock.now <= moe_choice.BUDGET_S + len(FORMS) * 0.06 * (moe_choice.REPEATS + 1)
 
 
 def test_measurement_is_shared_by_equal_layers() -> None:
-    gate_up, down = experts()
-    assert forms_for(gate_up, down, 2) is forms_for(gate_up.clone(), down.clone(), 2)
-    assert forms_for(gate_up, down, 3) is not forms_for(gate_up, down, 2)
+    layer = experts()
+    assert forms_for(layer, 2) is forms_for(experts(), 2)
+    assert forms_for(layer, 3) is not forms_for(layer, 2)
