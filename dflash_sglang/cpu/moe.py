@@ -48,8 +48,8 @@ class Experts(NamedTuple):
         """
         all_in, all_out = gate_up.view(-1, gate_up.shape[2]), down.view(-1, down.shape[2]).t()
         each_in, each_out = gate_up.unbind(), down.transpose(1, 2).unbind()
-        for one in (*each_in, *each_out):
-            remember(one, copy=False)  # what is copied already lies in the other two
+        for one in (all_in, all_out, *each_in, *each_out):
+            remember(one)
         return cls(gate_up, down, all_in, all_out, each_in, each_out)
 
 

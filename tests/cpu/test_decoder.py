@@ -22,7 +22,8 @@ def test_fused_decoder_computes_what_sglangs_forward_computes(tmp_path: Path) ->
     """Prefill and decode of a ragged batch with tapped layers, and a block of the drafter.
 
     Catches a norm weight on the wrong heads, a rotation by the wrong position, a tap taken after
-    its layer instead of before, a missing residual. In its own process: SGLang's state is global.
+    its layer instead of before, a missing residual, copies of weights that an update left behind.
+    In its own process: SGLang's state is global.
     """
     distribution = tmp_path / "probe-0.dist-info"
     distribution.mkdir()
@@ -39,6 +40,7 @@ def test_fused_decoder_computes_what_sglangs_forward_computes(tmp_path: Path) ->
     )
     assert run.returncode == 0, run.stderr[-4000:]
     differences = json.loads(run.stdout.splitlines()[-1])
-    assert len(differences) == 13  # three forwards of the verifier, each with three taps; one block
+    # three forwards of the verifier, each with three taps; one block; two products after an update
+    assert len(differences) == 15
     # float32 through six layers, each rounding in another order
     assert max(differences.values()) < 1e-4, differences
