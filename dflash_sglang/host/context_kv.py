@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-MAX_WAITING = 16  # steps
+MAX_WAITING = 32  # steps
 
 
 class Chunk(NamedTuple):

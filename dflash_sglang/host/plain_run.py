@@ -20,9 +20,21 @@ if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import ScheduleBatch
 
 
-# Passes of a run. Long enough to hide what the host does once a step, short enough for a new
+# What a run may take. Long enough to hide what the host does once a step, short enough for a new
 # request, which waits for the run as it waits for a verify of a wide block.
-PASSES = 6
+RUN_SECONDS = 0.04
+UNMEASURED_PASSES = 6  # of a run, as long as nobody knows what a pass takes
+
+
+def run_passes(pass_seconds: float | None, block_size: int) -> int:
+    """Passes of a run, at most.
+
+    Args:
+        pass_seconds: what one takes; None if that is unknown.
+        block_size: tokens that slots are reserved for in every step, at least.
+    """
+    passes = UNMEASURED_PASSES if pass_seconds is None else int(RUN_SECONDS / pass_seconds)
+    return max(1, min(passes, block_size))
 
 
 def may_run_on(batch: ScheduleBatch) -> bool:

@@ -19,7 +19,7 @@ from dflash_sglang.core.width import (
     WidthSettings,
 )
 from dflash_sglang.host.limits import DraftLimits
-from dflash_sglang.host.plain_run import PASSES, may_run_on
+from dflash_sglang.host.plain_run import may_run_on, run_passes
 from dflash_sglang.host.step_clock import Mark, StepClock
 
 if TYPE_CHECKING:
@@ -68,6 +68,7 @@ class Widths:
         self._steps: deque[Step] = deque()
         self._limited: dict[str, int] = {}  # what the policy was told of a request
         self._policy: WidthPolicy | None = None
+        self._costs: CostTable | None = None
         self._tp_group = get_parallel().tp_group
         self._chosen: Counter[int] = Counter()
         self._between = RunningMedian()  # seconds from a step's passes to the next step
@@ -79,6 +80,7 @@ class Widths:
 
     def start(self, costs: CostTable) -> None:
         """Choose from now on; until then every step has the widest width."""
+        self._costs = costs
         self._policy = WidthPolicy(self._block_size, costs, self._settings)
 
     def choose(self, batch: ScheduleBatch) -> Choice:
@@ -86,9 +88,13 @@ class Widths:
         width = self.ladder[-1] if self._policy is None else self._choose(self._policy, batch)
         self._chosen[width] += 1
         if width == 1:
-            return Choice(width, passes=PASSES if may_run_on(batch) else 1)
+            return Choice(width, passes=self._passes(batch) if may_run_on(batch) else 1)
         few = len(batch.reqs) <= self._settings.confident_batch
         return Choice(width, confident=few and self._policy is not None)
+
+    def _passes(self, batch: ScheduleBatch) -> int:
+        seconds = None if self._costs is None else self._costs.seconds(len(batch.reqs), 1)
+        return self._agreed(run_passes(seconds, self._block_size))
 
     def narrow(self, confidences: Tensor) -> int:
         """How many of the tokens drafted for the chosen step to verify.
@@ -180,11 +186,11 @@ class Widths:
         self._between.add(between)
         return passes + between
 
-    def _agreed(self, width: int) -> int:
-        """The width of rank 0: ranks measure different times."""
+    def _agreed(self, number: int) -> int:
+        """The number of rank 0: ranks measure different times."""
         if self._tp_group.world_size == 1:
-            return width
-        shared = torch.tensor([width])
+            return number
+        shared = torch.tensor([number])
         torch.distributed.broadcast(
             shared, src=self._tp_group.ranks[0], group=self._tp_group.cpu_group
         )

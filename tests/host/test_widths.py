@@ -15,6 +15,7 @@ from dflash_sglang.host.limits import DraftLimits
 from dflash_sglang.host.widths import Widths
 
 BLOCK = 16
+PASS_SECONDS = 0.012
 
 
 class Recorder(WidthPolicy):
@@ -77,8 +78,8 @@ def controller(monkeypatch: pytest.MonkeyPatch, overlap: SimpleNamespace) -> Wid
 
 
 def started(controller: Widths, *choices: int) -> Recorder:
-    draft = {(1, width): 1.0 for width in controller.ladder[1:]}
-    verify = {(1, width): 1.0 for width in controller.ladder}
+    draft = {(1, width): PASS_SECONDS for width in controller.ladder[1:]}
+    verify = {(1, width): PASS_SECONDS for width in controller.ladder}
     controller.start(CostTable(draft, verify))
     policy = controller._policy
     assert isinstance(policy, Recorder)
@@ -201,7 +202,7 @@ def test_width_one_runs_on_only_without_overlap(
     started(controller, 1, 1, 1, 1, 4)
     assert controller.choose(batch_of("a")).passes == 1
     overlap.disable_overlap_schedule = True
-    assert controller.choose(batch_of("a")).passes == plain_run.PASSES
+    assert controller.choose(batch_of("a")).passes == int(plain_run.RUN_SECONDS / PASS_SECONDS) == 3
     held = batch_of("a")
     held.has_grammar = True
     assert controller.choose(held).passes == 1
@@ -209,6 +210,17 @@ def test_width_one_runs_on_only_without_overlap(
     assert controller.choose(batch_of("a")).passes == 1
     overlap.features.enable_return_routed_experts = False
     assert controller.choose(batch_of("a")).passes == 1  # width 4
+
+
+@pytest.mark.parametrize(
+    ("pass_seconds", "block_size", "passes"),
+    [(0.002, 16, 16), (0.002, 4, 4), (0.007, 16, 5), (1.0, 16, 1), (None, 16, 6), (None, 2, 2)],
+)
+def test_a_run_takes_no_longer_than_a_wide_verify(
+    pass_seconds: float | None, block_size: int, passes: int
+) -> None:
+    """And no more slots than every step reserves: a block's."""
+    assert plain_run.run_passes(pass_seconds, block_size) == passes
 
 
 def test_a_run_is_reported_as_one_step_of_many_passes(
