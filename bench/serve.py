@@ -31,7 +31,9 @@ from launch.report import provenance
 from launch.serving import Server
 from tests.e2e import checkpoints
 
-CONCURRENCIES = (1, 8, 32)
+# Concurrency to prompts of a pass: some seconds of plain decoding, most of them at full load.
+PROMPTS = {1: 36, 8: 96, 32: 256}
+CONCURRENCIES = tuple(PROMPTS)
 MAX_NEW_TOKENS = 192
 ADAPTIVE = "adaptive"
 TRAINED, RANDOM, NONE = "trained", "random", "none"
@@ -64,8 +66,7 @@ class Workload(NamedTuple):
     """Prompts, and who answers them at which concurrency."""
 
     name: str
-    prompts: Sequence[str]
-    concurrencies: Sequence[int]
+    prompts: Sequence[str]  # the first `PROMPTS` of them in each pass, or all
     modes: Sequence[Mode]
 
 
@@ -86,15 +87,16 @@ class Row(NamedTuple):
 
 def workloads() -> list[Workload]:
     """What is measured."""
-    mixed = [prompt.text for prompt in choose_prompts("moe", 36)]
-    low = [prompt.text for family in LOW for prompt in zoo.prompts("moe")[family]][:32]
+    mixed = [prompt.text for prompt in choose_prompts("moe", max(PROMPTS.values()))]
+    pairs = zip(*(zoo.prompts("moe")[family] for family in LOW), strict=True)
+    low = [prompt.text for pair in pairs for prompt in pair]
     trained = [mode for mode in MODES if mode.drafter != RANDOM]
     ours = [mode for mode in trained if mode.mode != "builtin"]
     useless = [PLAIN, *(mode for mode in MODES if mode.drafter == RANDOM)]
     return [
-        Workload("all families", mixed, CONCURRENCIES, trained),
-        Workload("low acceptance", low, (1, 8, 32), ours),
-        Workload("random", mixed, CONCURRENCIES, useless),
+        Workload("all families", mixed, trained),
+        Workload("low acceptance", low, ours),
+        Workload("random", mixed, useless),
     ]
 
 
@@ -129,13 +131,14 @@ Passes = dict[tuple[str, Mode, int], list[load.Load]]
 def measure(servers: Mapping[Mode, Server], chosen: Sequence[Workload], rounds: int) -> Passes:
     """All passes; those of a round follow one another."""
     passes: Passes = defaultdict(list)
-    total = rounds * sum(len(one.modes) * len(one.concurrencies) for one in chosen)
+    total = rounds * sum(len(one.modes) * len(CONCURRENCIES) for one in chosen)
     with tqdm(total=total, unit=" passes") as bar:
         for workload in chosen:
             for number in range(1 + rounds):  # one to warm up
-                for concurrency in workload.concurrencies:
+                for concurrency in CONCURRENCIES:
+                    count = PROMPTS[concurrency] if number else concurrency
+                    prompts = workload.prompts[:count]
                     for mode in workload.modes:
-                        prompts = workload.prompts if number else workload.prompts[:concurrency]
                         done = load.run(servers[mode], prompts, concurrency, MAX_NEW_TOKENS)
                         if number:
                             passes[workload.name, mode, concurrency].append(done)

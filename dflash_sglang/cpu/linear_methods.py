@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import types
 from typing import Any, cast
 
 import torch
@@ -35,6 +36,10 @@ class CpuEmbeddingMethod(UnquantizedEmbeddingMethod):
         return linear(x, layer.weight, bias)
 
 
+def _forward(layer: nn.Linear, x: Tensor) -> Tensor:
+    return linear(x, layer.weight, layer.bias)
+
+
 def install_products(model: nn.Module) -> None:
     """Let a model's float32 layers multiply by the faster library.
 
@@ -55,6 +60,8 @@ def install_products(model: nn.Module) -> None:
             module.quant_method = CpuEmbeddingMethod()
             if not isinstance(module, ParallelLMHead):
                 continue  # a head only where embeddings are tied: then measured when it is used
+        elif type(module) is nn.Linear:
+            cast(Any, module).forward = types.MethodType(_forward, module)
         else:
             continue
         begins.append(remember(cast(Tensor, module.weight)).begin)

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 # request, which waits for the run as it waits for a verify of a wide block.
 RUN_SECONDS = 0.04
 UNMEASURED_PASSES = 6  # of a run, as long as nobody knows what a pass takes
+WASTE = 0.25  # of a pass, that a run may spend on requests that have ended
 
 
 def run_passes(pass_seconds: float | None, block_size: int) -> int:
@@ -55,32 +56,46 @@ def may_run_on(batch: ScheduleBatch) -> bool:
 
 
 class Ends:
-    """When a run has to stop: as soon as one request has ended, whose row would go on for nothing.
+    """When a run has to stop: once too much of it goes to requests that have ended.
 
-    Only stop tokens and the length limit are looked at; a stop string is found after the run, and
-    what comes behind it is dropped, as behind any end inside an accepted block.
+    What a request says behind its end is dropped, as behind an end inside an accepted block. With
+    many requests one ends every few tokens; a run that stopped each time would hide no work of the
+    host. Only stop tokens and the length limit are looked at; a stop string is found after the run.
     """
 
-    def __init__(self, batch: ScheduleBatch) -> None:
+    def __init__(self, batch: ScheduleBatch, *, strict: bool) -> None:
+        """Look up where the requests of a batch end.
+
+        Args:
+            batch: decoding.
+            strict: stop at the first end, where a state is handed on that cannot be shortened.
+        """
+        self.tokens = [0] * len(batch.reqs)  # of each request's in this run, those up to its end
         self._ending_ids = [ending_ids(req) for req in batch.reqs]
-        self._most = min(tokens_left(req) for req in batch.reqs)
+        self._left = [tokens_left(req) for req in batch.reqs]
+        self._running = set(range(len(batch.reqs)))
+        self._may_waste = 0.0 if strict else WASTE * len(batch.reqs)  # tokens
+        self._wasted = 0
+        self._boundary: int | None = None
         if batch.mamba_track_indices is not None:
             # The scheduler looks for a kept state at the last token of a run only.
             interval = mamba_track_grid(batch.tree_cache.page_size)
-            to_boundary = int((interval - batch.seq_lens_cpu % interval).min())
-            self._most = min(self._most, to_boundary)
+            self._boundary = int((interval - batch.seq_lens_cpu % interval).min())
 
     def reached(self, last: Acceptance, committed: int) -> bool:
-        """Whether a request has ended.
+        """Whether the run is over; to be asked after each of its passes.
 
         Args:
             last: of the last pass.
             committed: tokens of each request so far in this run.
         """
-        if committed >= self._most:
-            return True
         ids = last.bonus_ids.tolist()  # waits for the device
-        return any(token in ends for token, ends in zip(ids, self._ending_ids, strict=True))
+        for row in list(self._running):
+            self.tokens[row] = committed
+            if committed >= self._left[row] or ids[row] in self._ending_ids[row]:
+                self._running.remove(row)
+        self._wasted += len(ids) - len(self._running)  # in the next pass
+        return not self._running or self._wasted > self._may_waste or committed == self._boundary
 
 
 def advance(batch: ScheduleBatch, last: Acceptance) -> None:

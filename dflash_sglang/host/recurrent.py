@@ -43,7 +43,7 @@ class RecurrentStates:
         self._model_runner = model_runner
         self._runners = runners
         self._block_size = block_size
-        self._present = mambaish_config(model_runner.model_config) is not None
+        self.present = mambaish_config(model_runner.model_config) is not None
         # SGLang describes an accepted path by places in the flat block: ours is a chain.
         requests = get_schedule().max_running_requests
         self._chain = torch.arange(requests * block_size, device=model_runner.device).view(
@@ -58,7 +58,7 @@ class RecurrentStates:
             width: of the verify.
             commit_len: [bs] int32, committed tokens of each request, from 1 on.
         """
-        if not self._present:
+        if not self.present:
             return
         last, tracked = _verify_commit_step_indices(
             batch=batch,

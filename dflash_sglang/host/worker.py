@@ -397,16 +397,16 @@ class DFlashWorker(BaseSpecWorker):
         return Pass(verified, accepted)
 
     def _run_on(self, batch: ScheduleBatch, first: Pass, most: int) -> GenerationBatchResult:
-        """Go on token by token within the step, until a request ends or `most` passes are done."""
-        ends = Ends(batch)
+        """Go on token by token within the step, until requests end or `most` passes are done."""
+        ends = Ends(batch, strict=self._recurrent.present)
         passes = [first]
-        while len(passes) < most and not ends.reached(passes[-1].accepted, len(passes)):
+        while not ends.reached(passes[-1].accepted, len(passes)) and len(passes) < most:
             last = passes[-1].accepted
             advance(batch, last)
             passes.append(self._pass(batch, last.bonus_ids, Choice(width=1)))
         self._widths.ran(len(passes))
-        for req in batch.reqs:
-            req.spec_verify_ct += len(passes) - 1  # SGLang counts one a step
+        for req, tokens in zip(batch.reqs, ends.tokens, strict=True):
+            req.spec_verify_ct += tokens - 1  # SGLang counts one a step
         result = self._result(passes[-1]._replace(accepted=joined([p.accepted for p in passes])))
         result.num_non_draft_tokens_per_req = len(passes)
         return result

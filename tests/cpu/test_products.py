@@ -144,11 +144,15 @@ def test_copies_have_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("always")
 def test_sglangs_layers_are_multiplied_here() -> None:
-    """A linear layer with its bias, a table of embeddings that is also the head."""
+    """A linear layer with its bias, a table of embeddings that is also the head, one of torch's."""
     model = nn.ModuleList(
-        [ReplicatedLinear(96, 40, bias=True), VocabParallelEmbedding(64, 96, enable_tp=False)]
+        [
+            ReplicatedLinear(96, 40, bias=True),
+            VocabParallelEmbedding(64, 96, enable_tp=False),
+            nn.Linear(96, 40),
+        ]
     )
-    layer, table = model
+    layer, table, torchs = model
     for parameter in model.parameters():
         parameter.data.copy_(torch.randn(parameter.shape) / 10)
     install_products(model)
@@ -159,6 +163,8 @@ def test_sglangs_layers_are_multiplied_here() -> None:
     torch.testing.assert_close(layer(x)[0], x @ layer.weight.t() + layer.bias, **TOLERANCE)
     logits = table.quant_method.apply(table, x, None)
     torch.testing.assert_close(logits, x @ table.weight.t(), **TOLERANCE)
+    torch.testing.assert_close(torchs(x), x @ torchs.weight.t() + torchs.bias, **TOLERANCE)
+    assert {id(layer.weight), id(table.weight), id(torchs.weight)} == set(products._weights)
     ids = torch.tensor([3, 0, 63])
     assert torch.equal(table.quant_method.embedding(table, ids), table.weight[ids])
 
