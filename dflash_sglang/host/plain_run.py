@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 # request, which waits for the run as it waits for a verify of a wide block.
 RUN_SECONDS = 0.04
 UNMEASURED_PASSES = 6  # of a run, as long as nobody knows what a pass takes
-WASTE = 0.25  # of a pass, that a run may spend on requests that have ended
+WASTE = 0.5  # of a pass, that a run may spend on requests that have ended
 
 
 def run_passes(pass_seconds: float | None, block_size: int) -> int:

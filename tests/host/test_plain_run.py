@@ -58,19 +58,19 @@ def test_a_run_stops_at_a_stop_token() -> None:
 
 
 def test_a_run_of_many_goes_on_while_little_is_wasted() -> None:
-    """One of eight has ended: its next two tokens are a quarter of a pass."""
-    ends = Ends(batch_of([request_with() for _ in range(8)]), strict=False)
-    rows, lens = [5] * 7, [1] * 8
+    """One of four has ended: its next two tokens are half a pass."""
+    ends = Ends(batch_of([request_with() for _ in range(4)]), strict=False)
+    rows, lens = [5] * 3, [1] * 4
     assert not ends.reached(accepted([END, *rows], lens), 1)
     assert not ends.reached(accepted([9, *rows], lens), 2)
     assert ends.reached(accepted([9, *rows], lens), 3)
-    assert ends.tokens == [1] + [3] * 7
+    assert ends.tokens == [1] + [3] * 3
 
 
 def test_two_ends_are_wasted_twice_as_fast() -> None:
-    ends = Ends(batch_of([request_with() for _ in range(8)]), strict=False)
-    assert not ends.reached(accepted([END, END, *[5] * 6], [1] * 8), 1)
-    assert ends.reached(accepted([5] * 8, [1] * 8), 2)
+    ends = Ends(batch_of([request_with() for _ in range(4)]), strict=False)
+    assert not ends.reached(accepted([END, END, 5, 5], [1] * 4), 1)
+    assert ends.reached(accepted([5] * 4, [1] * 4), 2)
 
 
 def test_a_run_that_hands_on_states_stops_at_the_first_end() -> None:

@@ -5,7 +5,7 @@ import torch
 from dflash_kernels.prepare_block import Block, narrow_block, prepare_block
 
 
-@pytest.mark.parametrize("block_size", [2, 5, 16])
+@pytest.mark.parametrize("block_size", [1, 2, 5, 16])
 @pytest.mark.parametrize("bs", [1, 3, 63])
 def test_layout_matches_a_loop_over_positions(bs: int, block_size: int) -> None:
     generator = torch.Generator().manual_seed(bs * 100 + block_size)
