@@ -103,7 +103,8 @@ def serve(
         if late is not None:
             policy.observe(late)
         verified, confidences = width, None
-        if width > 1 and len(step.keys) <= confident_batch:
+        few = len(step.keys) <= confident_batch
+        if width > 1 and few and policy.asks(len(step.keys), width):
             confidences = confidences_of(step, width)
         if confidences is not None:
             verified = policy.narrow(step.keys, width, confidences)

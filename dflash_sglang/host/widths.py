@@ -89,8 +89,12 @@ class Widths:
         self._chosen[width] += 1
         if width == 1:
             return Choice(width, passes=self._passes(batch) if may_run_on(batch) else 1)
-        few = len(batch.reqs) <= self._settings.confident_batch
-        return Choice(width, confident=few and self._policy is not None)
+        return Choice(width, confident=self._asks(len(batch.reqs), width))
+
+    def _asks(self, batch_size: int, width: int) -> bool:
+        if self._policy is None or batch_size > self._settings.confident_batch:
+            return False
+        return bool(self._agreed(self._policy.asks(batch_size, width)))
 
     def _passes(self, batch: ScheduleBatch) -> int:
         seconds = None if self._costs is None else self._costs.seconds(len(batch.reqs), 1)

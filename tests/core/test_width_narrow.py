@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import pytest
 
 from dflash_sglang.core.width import CostTable, ObservedStep, WidthPolicy, WidthSettings
+from dflash_sglang.core.width import policy as policy_module
 
 BLOCK = 16
 WIDTHS = WidthSettings().ladder(BLOCK)
@@ -29,20 +30,24 @@ class Server:
         self.policy, self.listens, self.rng = policy(), listens, random.Random(seed)
         self.tokens = self.seconds = 0.0
         self.verified: list[int] = []
+        self.asked: list[bool] = []  # in the steps that drafted
 
     def run(self, steps: int, doubtful: float) -> None:
         """Serve; a draft is doubtful with that probability and then wrong half of the time."""
         for _ in range(steps):
             width = self.policy.choose(["r"])
             sure = [0.5 if self.rng.random() < doubtful else 0.9995 for _ in range(width - 1)]
-            verified = width
+            verified, asks = width, False
             if self.listens and width > 1:
+                asks = self.policy.asks(1, width)
+                self.asked.append(asks)
+            if asks:
                 verified = self.policy.narrow(["r"], width, [sure])
             n = 0
             while n < verified - 1 and self.rng.random() < sure[n]:
                 n += 1
             seconds = verify_seconds(verified) + (0.3 if width > 1 else 0.0)
-            told = [sure] if self.listens and width > 1 else None
+            told = [sure] if asks else None
             self.policy.observe(
                 ObservedStep(["r"], [n], width, seconds, verified=verified, confidences=told)
             )
@@ -103,8 +108,30 @@ def test_a_probe_is_verified_whole() -> None:
     server.run(500, doubtful=1.0)
     for _ in range(2000):
         width = server.policy.choose(["r"])
-        if width > 1:  # nothing but a probe drafts here
+        if width > 2:  # nothing but a probe drafts so much here
             assert server.policy.narrow(["r"], width, [[0.01] * (width - 1)]) == width
             return
         server.policy.observe(ObservedStep(["r"], [0], 1, verify_seconds(1)))
     raise AssertionError("no probe")
+
+
+def test_a_drafter_whose_doubts_gain_much_is_always_asked() -> None:
+    server = Server()
+    server.run(1000, doubtful=0.15)
+    assert all(server.asked)
+
+
+def test_a_drafter_without_doubts_is_asked_once_in_a_while() -> None:
+    server = Server()
+    server.run(1000, doubtful=0.0)
+    later = server.asked[policy_module.FIRST_ASKS :]
+    assert sum(later) == -(-len(later) // policy_module.ASK_EVERY)
+    assert all(server.asked[: policy_module.FIRST_ASKS])
+
+
+def test_doubts_that_come_later_are_noticed() -> None:
+    """From the answers of one step in sixteen, then of all."""
+    server = Server()
+    server.run(1000, doubtful=0.0)
+    server.run(3000, doubtful=0.15)
+    assert sum(server.asked[-500:]) > 450

@@ -27,12 +27,16 @@ class Recorder(WidthPolicy):
         self.limits: dict[Any, int] = {}
         self.forgotten: list[Any] = []
         self.narrower = 0
+        self.asking = True
 
     def choose(self, keys: Sequence[Any]) -> int:
         return self.next.pop(0)
 
     def narrow(self, keys: Sequence[Any], width: int, confidences: Any) -> int:
         return self.narrower
+
+    def asks(self, batch_size: int, width: int) -> bool:
+        return self.asking
 
     def observe(self, step: ObservedStep) -> None:
         self.heard.append(step)
@@ -172,7 +176,9 @@ def test_few_requests_ask_the_drafter_and_verify_less(controller: Widths) -> Non
     assert not at(controller, 2.0).choose(batch_of("a")).confident  # nothing is drafted
     told = policy.heard[-1]
     assert (told.width, told.verified, told.confidences) == (8, 4, [[0.5] * 7])
-    assert controller.steps_by_width() == {"1": 1, "2": 0, "4": 1, "8": 1, "12": 0, "16": 0}
+    policy.next, policy.asking = [8], False
+    assert not at(controller, 3.0).choose(batch_of("a")).confident  # not worth it
+    assert controller.steps_by_width() == {"1": 1, "2": 0, "4": 1, "8": 2, "12": 0, "16": 0}
 
 
 def test_a_request_is_limited_once_and_forgotten(controller: Widths) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from collections.abc import Hashable, Mapping, Sequence
 from math import inf
 from typing import NamedTuple
@@ -16,6 +17,10 @@ LEAST_PROBE = 4
 # Steps between a change of width, or a run of probes that lost, and the next probe, at least.
 REST = 32
 UNSET = 0  # no width
+# Asking how sure the drafter is costs a wait of the host, a pass over the logits and a decision.
+# Where verifying less gains less than this share of what a step commits, it is asked again only
+# once in so many steps, after the first ones.
+LEAST_GAIN, ASK_EVERY, FIRST_ASKS = 0.03, 16, 64
 
 Rows = Sequence[Sequence[float]]  # of each request of a batch, one value a draft
 
@@ -49,7 +54,7 @@ class WidthPolicy:
         sum over requests of E[committed tokens | width, confidences] - rate * seconds of its verify
 
     and what this gains over verifying everything, in tokens, counts for the drafted width from then
-    on.
+    on, if it is enough to be worth asking for (`asks`).
 
     Drafts that are not verified are not observed, so once in a while a step is wider than the best
     known width, a *probe*. Probes come in runs: one that commits what its time would have
@@ -78,7 +83,11 @@ class WidthPolicy:
         self._acceptance = Acceptance(block_size, settings.half_life)
         self._confidence = Confidence(settings.half_life)
         self._keep = 0.5 ** (1 / settings.half_life)
-        self._gains: dict[tuple[int, int], float] = {}  # by (batch size, width), tokens a step
+        # By (batch size, width): tokens a step, of how many answers, and steps since the last one.
+        self._gains: defaultdict[tuple[int, int], float] = defaultdict(float)
+        self._answers: Counter[tuple[int, int]] = Counter()
+        self._unasked: Counter[tuple[int, int]] = Counter()
+        self._expected: dict[int, float] = {}  # tokens of the next step, by width, without gains
         self._width = UNSET  # the best known one
         self._seconds_per_commit = 0.0  # of a request, expected at that width
         self._clock = 0.0  # seconds served
@@ -109,19 +118,40 @@ class WidthPolicy:
             return self.widths[0]
         batch_size, groups = len(keys), self._acceptance.groups(keys)
         seconds = {width: self._costs.seconds(batch_size, width) for width in self.widths}
+        self._expected = {
+            width: self._acceptance.expected_commit(groups, width) for width in self.widths
+        }
         rates = {
-            width: (
-                self._acceptance.expected_commit(groups, width)
-                + self._gains.get((batch_size, width), 0.0)
-            )
-            / seconds[width]
-            for width in self.widths
+            width: (expected + self._worthwhile_gain(batch_size, width)) / seconds[width]
+            for width, expected in self._expected.items()
         }
         self._settle(rates, seconds)
         rate = rates[self._width]
         self._seconds_per_commit = batch_size / rate
         probe = self._probe(groups, seconds, rate) if self._clock >= self._probe_at else UNSET
         return probe or self._width
+
+    def asks(self, batch_size: int, width: int) -> bool:
+        """Whether to ask the drafter how sure it is, in the step that `choose` was last asked for.
+
+        Args:
+            batch_size: requests of the step.
+            width: what was chosen, above 1.
+        """
+        cell = (batch_size, width)
+        self._unasked[cell] += 1
+        if (
+            self._answers[cell] < FIRST_ASKS
+            or self._unasked[cell] >= ASK_EVERY
+            or self._worthwhile_gain(*cell) > 0
+        ):
+            self._unasked[cell] = 0
+            return True
+        return False
+
+    def _worthwhile_gain(self, batch_size: int, width: int) -> float:
+        gain = self._gains[batch_size, width]
+        return gain if gain >= LEAST_GAIN * self._expected[width] else 0.0
 
     def narrow(self, keys: Sequence[Hashable], width: int, confidences: Rows) -> int:
         """How many of the drafted tokens to verify; all of them in a probe.
@@ -156,9 +186,10 @@ class WidthPolicy:
         best = -inf
         for width, value in values.items():
             best = max(best, value)
-            before = self._gains.get((batch_size, width), 0.0)
-            gain = before + (1 - self._keep) * (best - value - before)
-            self._gains[batch_size, width] = gain
+            cell = (batch_size, width)
+            self._answers[cell] += 1
+            weight = max(1 - self._keep, 1 / self._answers[cell])
+            self._gains[cell] += weight * (best - value - self._gains[cell])
 
     def observe(self, step: ObservedStep) -> None:
         """Learn from a step; steps in the order in which they ran.
