@@ -40,8 +40,27 @@ class Weight(NamedTuple):
     begin: int  # tokens from which on oneDNN is faster
 
 
-_weights: dict[int, Weight] = {}
-_begins: dict[tuple[object, ...], int] = {}
+class Weights(dict[int, Weight]):
+    """By the weight's id, as long as it lives."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.copied = 0  # bytes
+        self.begins: dict[tuple[object, ...], int] = {}  # measured, by shape
+
+    def add(self, weight: Tensor, copy: Tensor | None, begin: int) -> Weight:
+        """Know a weight."""
+        key, size = id(weight), 0 if copy is None else weight.nbytes
+        self.copied += size
+        self[key] = Weight(weakref.ref(weight, lambda _: self._drop(key, size)), copy, begin)
+        return self[key]
+
+    def _drop(self, key: int, size: int) -> None:
+        del self[key]
+        self.copied -= size
+
+
+_weights = Weights()
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -88,7 +107,7 @@ def rounded(tokens: int) -> int:
 
 
 def remember(weight: Tensor, *, copy: bool = True) -> Weight:
-    """Measure where oneDNN begins to win for this weight, and lay it out for it.
+    """Measure where oneDNN begins to win for a new weight, and lay it out for it.
 
     Args:
         weight: [out, in].
@@ -97,19 +116,20 @@ def remember(weight: Tensor, *, copy: bool = True) -> Weight:
     Returns:
         What `linear` goes by; the same measurement for equal shapes and strides.
     """
-    laid_out, begin = None, NEVER
-    if _served(weight):
-        with torch.inference_mode():
-            if copy and weight.nbytes + _copied() <= MAX_COPIES:
-                laid_out = _lay_out(weight)
-            shape = (weight.shape, weight.stride(), laid_out is None, torch.get_num_threads())
-            if shape not in _begins:
-                _begins[shape] = measure_begin(weight, weight if laid_out is None else laid_out)
-        begin = _begins[shape]
-    key = id(weight)
-    ref = weakref.ref(weight, lambda _: _weights.pop(key, None))
-    _weights[key] = Weight(ref, None if begin == NEVER else laid_out, begin)
-    return _weights[key]
+    known = _weights.get(id(weight))
+    if known is not None:
+        return known
+    if not _served(weight):
+        return _weights.add(weight, None, NEVER)
+    copy = copy and _weights.copied + weight.nbytes <= MAX_COPIES
+    shape = (weight.shape, weight.stride(), copy, torch.get_num_threads())
+    with torch.inference_mode():
+        if shape not in _weights.begins:
+            stored = _lay_out(weight) if copy else weight
+            _weights.begins[shape] = measure_begin(weight, stored)
+        begin = _weights.begins[shape]
+        laid_out = _lay_out(weight) if copy and begin != NEVER else None
+    return _weights.add(weight, laid_out, begin)
 
 
 def _served(weight: Tensor) -> bool:
@@ -119,15 +139,6 @@ def _served(weight: Tensor) -> bool:
         and weight.ndim == 2
         and torch._C._has_mkldnn
     )
-
-
-def _copied() -> int:
-    """Bytes of all copies."""
-    counted = 0
-    for known in _weights.values():
-        weight = known.ref()
-        counted += 0 if weight is None or known.copy is None else weight.nbytes
-    return counted
 
 
 def _lay_out(weight: Tensor) -> Tensor:

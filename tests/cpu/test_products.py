@@ -21,8 +21,7 @@ TOLERANCE = {"atol": 1e-5, "rtol": 1e-4}  # float32 sums of up to 96 terms of si
 
 @pytest.fixture(autouse=True)
 def nothing_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(products, "_weights", {})
-    monkeypatch.setattr(products, "_begins", {})
+    monkeypatch.setattr(products, "_weights", products.Weights())
 
 
 @pytest.fixture
@@ -127,9 +126,11 @@ def test_a_weight_that_is_gone_is_forgotten() -> None:
     weight = torch.randn(4, 4)
     linear(torch.randn(2, 4), weight)
     assert len(products._weights) == 1
+    assert products._weights.copied == weight.nbytes
     del weight
     gc.collect()
     assert not products._weights
+    assert products._weights.copied == 0
 
 
 @pytest.mark.usefixtures("always")
