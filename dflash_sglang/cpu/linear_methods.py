@@ -20,7 +20,7 @@ from dflash_sglang.cpu.products import NEVER, linear, remember
 logger = logging.getLogger(__name__)
 
 
-class CpuLinearMethod(UnquantizedLinearMethod):
+class ByFasterLibrary:
     """``x W^T + b`` on stored weights."""
 
     def apply(self, layer: Any, x: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -28,12 +28,12 @@ class CpuLinearMethod(UnquantizedLinearMethod):
         return linear(x, layer.weight, bias)
 
 
-class CpuEmbeddingMethod(UnquantizedEmbeddingMethod):
-    """A table of embeddings, or the head over it."""
+class CpuLinearMethod(ByFasterLibrary, UnquantizedLinearMethod):
+    """A linear layer."""
 
-    def apply(self, layer: Any, x: Tensor, bias: Tensor | None = None) -> Tensor:
-        """The product; arguments as SGLang's."""
-        return linear(x, layer.weight, bias)
+
+class CpuEmbeddingMethod(ByFasterLibrary, UnquantizedEmbeddingMethod):
+    """A table of embeddings, or the head over it."""
 
 
 def _forward(layer: nn.Linear, x: Tensor) -> Tensor:

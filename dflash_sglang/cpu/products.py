@@ -26,7 +26,7 @@ from dflash_sglang.cpu.timing import fastest
 # Token counts tried, widest first: the narrowest at which oneDNN still wins is where it begins.
 TOKEN_COUNTS = (64, 32, 16, 8, 4, 2)
 NEVER = 1 << 62
-GAIN = 0.95  # of MKL's time, below which oneDNN is worth another rounding than one token's
+GAIN = 0.95  # oneDNN wins where it takes less than this share of MKL's time
 # Copies of weights in oneDNN's layout, in bytes: without one a product of 16 tokens gains half as
 # much, and one of 256 nearly the same.
 MAX_COPIES = 1 << 30
@@ -106,12 +106,11 @@ def rounded(tokens: int) -> int:
     return -(-tokens // step) * step
 
 
-def remember(weight: Tensor, *, copy: bool = True) -> Weight:
+def remember(weight: Tensor) -> Weight:
     """Measure where oneDNN begins to win for a new weight, and lay it out for it.
 
     Args:
-        weight: [out, in].
-        copy: whether it may be copied into oneDNN's layout.
+        weight: [out, in]; copied into oneDNN's layout unless copies take too much already.
 
     Returns:
         What `linear` goes by; the same measurement for equal shapes and strides.
@@ -121,7 +120,7 @@ def remember(weight: Tensor, *, copy: bool = True) -> Weight:
         return known
     if not _served(weight):
         return _weights.add(weight, None, NEVER)
-    copy = copy and _weights.copied + weight.nbytes <= MAX_COPIES
+    copy = _weights.copied + weight.nbytes <= MAX_COPIES
     shape = (weight.shape, weight.stride(), copy, torch.get_num_threads())
     with torch.inference_mode():
         if shape not in _weights.begins:
