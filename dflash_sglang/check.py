@@ -21,13 +21,13 @@ from typing import Any
 import dflash_sglang
 from dflash_sglang.config import WORKER_VARIABLE, WorkerChoice, read_config
 from dflash_sglang.errors import ConfigError
-from dflash_sglang.host.contract import (
+from dflash_sglang.preflight.pair import PairReport, Server, check_pair
+from dflash_sglang.preflight.sglang_names import (
     SGLANG_VERSION,
     installed_version,
     relied_on,
     verify_contract,
 )
-from dflash_sglang.model.pair import PairReport, Server, check_pair
 
 SCHEMA = 1
 _PLUGIN_GROUP, _PLUGIN = "sglang.srt.plugins", "dflash"

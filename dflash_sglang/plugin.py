@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 
 from dflash_sglang import cpu
-from dflash_sglang.host.contract import SGLANG_VERSION, relied_on, verify_contract
+from dflash_sglang.preflight.sglang_names import SGLANG_VERSION, relied_on, verify_contract
 
 logger = logging.getLogger(__name__)
 
@@ -26,7 +26,8 @@ def register() -> None:
             mismatches[0],
         )
         return
-    from dflash_sglang.host import flags, hooks
+    from dflash_sglang import hooks
+    from dflash_sglang.preflight import server_flags as flags
 
     cpu.register_choices()
     flags.install()

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 from sglang.srt.mem_cache.allocation import get_last_loc_torch
 from sglang.srt.plugins.hook_registry import HookRegistry, HookSource, HookType
 
-from dflash_sglang.cpu.allocation import assign_slots
-from dflash_sglang.cpu.products import refresh
+from dflash_sglang.cpu.attention.slots import assign_slots
+from dflash_sglang.cpu.matmul.gemm import refresh
 from dflash_sglang.cpu.seeds import murmur_hash32, no_batch_invariant_kernels
 from dflash_sglang.errors import PlatformError
 

@@ -18,9 +18,9 @@ from sglang.srt.layers.quantization.unquant import UnquantizedFusedMoEMethod
 from sglang.srt.layers.rotary_embedding import RotaryEmbedding
 from torch import Tensor
 
-from dflash_sglang.cpu.layers import rms_norm, rotary_tables, rotate
-from dflash_sglang.cpu.moe_choice import experts_of, forms_for
-from dflash_sglang.cpu.plain import is_plain_experts, is_plain_norm, is_plain_rotary
+from dflash_sglang.cpu.matmul.expert_autotune import experts_of, forms_for
+from dflash_sglang.cpu.models.layers import rms_norm, rotary_tables, rotate
+from dflash_sglang.cpu.models.supported import is_plain_experts, is_plain_norm, is_plain_rotary
 
 
 def register_ops(dispatch_key: str) -> None:

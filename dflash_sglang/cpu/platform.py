@@ -36,7 +36,7 @@ class CpuPlatform(CpuDeviceMixin, SRTPlatform):
     def apply_server_args_defaults(self, server_args: ServerArgs) -> None:
         """Choose our attention backend, dtypes that lose nothing, and pools of a sane size."""
         from dflash_sglang.cpu.dtype import dtype_default
-        from dflash_sglang.cpu.recurrent.defaults import recurrent_defaults
+        from dflash_sglang.cpu.gated_delta.defaults import recurrent_defaults
 
         if server_args.attention_backend in STOCK_CPU_BACKENDS:
             server_args.attention_backend = BACKEND
@@ -63,7 +63,7 @@ class CpuPlatform(CpuDeviceMixin, SRTPlatform):
 
     def get_speculative_cache_locs_fn(self) -> Callable[..., torch.Tensor]:
         """The torch form of the look-up of a block's slots."""
-        from dflash_sglang.cpu.allocation import block_slots
+        from dflash_sglang.cpu.attention.slots import block_slots
 
         return block_slots
 
@@ -81,7 +81,7 @@ class CpuPlatform(CpuDeviceMixin, SRTPlatform):
         """The pool class for multi-head attention; other kinds are left to SGLang."""
         if kind != "mha":
             return None
-        from dflash_sglang.cpu.kv_pool import CpuKVPool
+        from dflash_sglang.cpu.attention.kv_pool import CpuKVPool
 
         return CpuKVPool
 

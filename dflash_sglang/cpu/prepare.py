@@ -11,12 +11,12 @@ from sglang.srt.layers.radix_linear_attention import RadixLinearAttention
 from torch import nn
 
 from dflash_sglang.cpu import BACKEND
-from dflash_sglang.cpu.attention_backend import CpuAttentionBackend, refuse_unserved_attention
-from dflash_sglang.cpu.fusion import install_decoder, lay_out_weights
+from dflash_sglang.cpu.attention.backend import CpuAttentionBackend, refuse_unserved_attention
+from dflash_sglang.cpu.gated_delta.defaults import CONV_DTYPE
 from dflash_sglang.cpu.hooks import apply_hooks
-from dflash_sglang.cpu.linear_methods import install_products
+from dflash_sglang.cpu.matmul.linear import install_products
+from dflash_sglang.cpu.models.fusion import install_decoder, lay_out_weights
 from dflash_sglang.cpu.ops import register_ops
-from dflash_sglang.cpu.recurrent.defaults import CONV_DTYPE
 from dflash_sglang.cpu.threads import set_threads
 from dflash_sglang.errors import PlatformError
 
@@ -46,7 +46,7 @@ def prepare_recurrent() -> None:
     Raises:
         PlatformError: the convolutions' states would be rounded, and records of a verify with them.
     """
-    from dflash_sglang.cpu.recurrent.hooks import RECURRENT_HOOKS
+    from dflash_sglang.cpu.gated_delta.hooks import RECURRENT_HOOKS
 
     dtype = os.environ.get(CONV_DTYPE)
     if dtype != "float32":

@@ -3,7 +3,7 @@
 `WidthPolicy` decides; `Acceptance` knows how drafts have fared, `CostTable` what a step takes.
 """
 
-from dflash_sglang.core.width.cost import CostTable, RunningMedian
+from dflash_sglang.core.width.cost_model import CostTable, RunningMedian
 from dflash_sglang.core.width.policy import ObservedStep, WidthPolicy
 from dflash_sglang.core.width.settings import WidthSettings
 

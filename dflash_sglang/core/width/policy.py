@@ -7,9 +7,9 @@ from collections.abc import Hashable, Mapping, Sequence
 from math import inf
 from typing import NamedTuple
 
-from dflash_sglang.core.width.acceptance import Acceptance, Groups
+from dflash_sglang.core.width.acceptance_model import Acceptance, Groups
 from dflash_sglang.core.width.confidence import Confidence, expected_commits
-from dflash_sglang.core.width.cost import CostTable
+from dflash_sglang.core.width.cost_model import CostTable
 from dflash_sglang.core.width.settings import WidthSettings
 
 # From plain decoding: width 2 would show a single draft, and only the first of the block.

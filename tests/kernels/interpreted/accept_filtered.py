@@ -7,7 +7,7 @@ from dflash_kernels.accept_sampled import accept_sampled
 from torch import Tensor
 from torch.library import opcheck
 
-from tests.kernels.memory_traffic import bytes_moved
+from tests.support.memory_traffic import bytes_moved
 
 Given = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Filters]
 

@@ -10,7 +10,7 @@ from dflash_kernels.accept_sampled.hashing import gumbel, murmur_hash32
 from torch import Tensor
 from torch.library import opcheck
 
-from tests.kernels.memory_traffic import bytes_moved
+from tests.support.memory_traffic import bytes_moved
 
 
 def compare(*given: Tensor, limit: Tensor | None = None) -> Acceptance:

@@ -20,7 +20,7 @@ from dflash_kernels.block_verify import (
 from torch import Tensor
 from torch.library import opcheck
 
-from tests.kernels.memory_traffic import bytes_moved
+from tests.support.memory_traffic import bytes_moved
 
 RULES = ["block_verify", "token_wise"]
 

@@ -6,7 +6,7 @@ from dflash_kernels.draft_tail import Tail, kernel, reference
 from torch import Tensor
 from torch.library import opcheck
 
-from tests.kernels.memory_traffic import bytes_moved
+from tests.support.memory_traffic import bytes_moved
 
 # Both sums are float32 over the same terms in another order; 5,000 terms, 2**-24 each.
 LSE_TOLERANCE = 2e-5

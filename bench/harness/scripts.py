@@ -1,0 +1,96 @@
+"""The client's side of scripted drafts: what a server needs for them, and the ids of requests."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from bench.harness.requests import ask_all, greedy
+from launch.client import Answer, Client
+
+PLUGIN_FOLDER = Path(__file__).parent / "server_side"
+# Under overlap a request is drafted for once more after its last block.
+SPARE_TOKENS = 64
+LEAK = "leak/negative-control"  # id of a request that makes the server lose a KV slot a step
+
+
+class Continuation(NamedTuple):
+    """A prompt and what the verifier says next, past its end-of-text token if need be."""
+
+    prompt_ids: tuple[int, ...]
+    output_ids: tuple[int, ...]
+
+
+def continuations(
+    plain: Client, prompts: Sequence[str], max_new_tokens: int
+) -> tuple[Continuation, ...]:
+    """What plain decoding says to each prompt, past its end-of-text token."""
+    payloads = [
+        {
+            **greedy(prompt, max_new_tokens + SPARE_TOKENS, ignore_eos=True),
+            "return_prompt_token_ids": True,
+        }
+        for prompt in prompts
+    ]
+    return tuple(
+        Continuation(tuple(answer["prompt_token_ids"]), tuple(answer["output_ids"]))
+        for answer in ask_all(plain, payloads)
+    )
+
+
+def environment(
+    folder: Path, continuations: Iterable[Continuation], *others: str
+) -> dict[str, str]:
+    """Writes the oracle's table and the plugin's entry point to `folder`.
+
+    Returns:
+        The variables that make a server load the plugin, and `others` of server_side/ beside it.
+    """
+    plugin = plugin_environment(folder, "scripted_drafts", *others)
+    table = folder / "continuations.json"
+    table.write_text(json.dumps(list(continuations)))
+    return {**plugin, "DFLASH_TEST_CONTINUATIONS": str(table)}
+
+
+def wrong_rule(folder: Path, mistake: str) -> dict[str, str]:
+    """The variables that put a mistake into the accept rule: see server_side/wrong_rules.py."""
+    return {**plugin_environment(folder, "wrong_rules"), "DFLASH_TEST_WRONG_RULE": mistake}
+
+
+def plugin_environment(folder: Path, *modules: str) -> dict[str, str]:
+    """Writes the entry points of plugins in server_side/ to `folder`."""
+    distribution = folder / "dflash_test_scripts-0.dist-info"
+    distribution.mkdir(parents=True)
+    (distribution / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: dflash-test-scripts\nVersion: 0\n"
+    )
+    entries = [f"dflash_test_{module} = {module}:register" for module in modules]
+    (distribution / "entry_points.txt").write_text(
+        "\n".join(["[sglang.srt.plugins]", *entries, ""])
+    )
+    path = [str(folder), str(PLUGIN_FOLDER), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {"PYTHONPATH": os.pathsep.join(path)}
+
+
+def oracle(k: int, name: object) -> str:
+    """Id of a request whose drafts are right for exactly `k` tokens."""
+    return f"oracle-{k}/{name}"
+
+
+def holes(seed: int, name: object) -> str:
+    """Id of a request whose drafts are wrong at random places."""
+    return f"holes-{seed}/{name}"
+
+
+def wrong(name: object) -> str:
+    """Id of a request whose drafts are all wrong."""
+    return f"wrong/{name}"
+
+
+def correct_drafts(answer: Answer) -> Sequence[int]:
+    """Verify steps of a request by the number of accepted drafts: index k holds those with k."""
+    histogram: Sequence[int] = answer.meta.get("spec_correct_drafts_histogram", ())
+    return histogram

@@ -1,0 +1,123 @@
+"""Servers under test: SGLang's own memory checks at their strictest, and a proof of rest."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Mapping, Sequence
+from http.client import HTTPException
+from pathlib import Path
+from typing import Any
+
+from bench.harness.configurations import Configuration
+from dflash_sglang import zoo
+from launch.serving import Server
+
+# SGLang checks at every idle moment that free + cached slots are all slots, and ends the server
+# if not. These two add: the same sum, with the slots of running requests, after every step; and
+# that no slot is owned and free at once.
+STRICT = {
+    "SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY": "1",
+    "SGLANG_CHECK_KV_PAGE_INVARIANTS": "1",
+}
+REST_TIMEOUT_S = 20.0
+COMPLAINT = re.compile(
+    r"Traceback|memory leak|Mem Leak|use-after-free|double free|Failed to apply hooks"
+    r"|Failed to load plugin|Scheduler hit an exception",
+)
+
+
+def serve(
+    configuration: Configuration, folder: Path, env: Mapping[str, str] | None = None
+) -> TestedServer:
+    """The server of a configuration; its drafter and its log go under `folder`.
+
+    Args:
+        configuration: how to serve.
+        folder: for this server alone.
+        env: variables beside the configuration's own, such as those of scripted drafts.
+    """
+    width = "adaptive" if configuration.adaptive else "fixed"
+    return TestedServer(
+        zoo.path(configuration.model).verifier,
+        configuration.checkpoint(folder),
+        args=[
+            *configuration.args(),
+            *settings(folder / "settings.json", width=width, rollback=configuration.rollback),
+        ],
+        env={**configuration.env(), **(env or {})},
+        log_dir=folder,
+    )
+
+
+def settings(file: Path, **values: object) -> list[str]:
+    """The flag that gives a server its settings, written to `file`."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps(values))
+    return ["--speculative-adaptive-config", str(file)]
+
+
+class NotAtRestError(AssertionError):
+    """A server still holds something that it should have given back."""
+
+
+class TestedServer(Server):
+    """A server with strict memory checks."""
+
+    __test__ = False  # not a test case, whatever its name
+
+    def __init__(
+        self,
+        model: Path,
+        drafter: Path | None = None,
+        *,
+        args: Sequence[str] = (),
+        env: Mapping[str, str] | None = None,
+        log_dir: Path | None = None,
+    ) -> None:
+        super().__init__(model, drafter, args=args, env={**STRICT, **(env or {})}, log_dir=log_dir)
+
+    def load(self) -> dict[str, Any]:
+        """Requests and slots in use, as the scheduler last published them."""
+        (load,) = self.get("/v1/loads")["loads"]
+        return dict(load)
+
+    def check_rest(self) -> None:
+        """Waits until nothing runs, then counts the slots: each must be free or in the prefix tree.
+
+        Must come before a flush, which resets the pools and with them the evidence.
+
+        Raises:
+            NotAtRestError: requests or slots are left, or the server's own checks complained.
+        """
+        asked = time.time()
+        deadline = time.monotonic() + REST_TIMEOUT_S
+        try:
+            while not self._at_rest(since=asked):
+                if time.monotonic() > deadline:
+                    raise NotAtRestError(
+                        f"still busy {REST_TIMEOUT_S:.0f} s after the last request: {self.load()}"
+                    )
+                time.sleep(0.05)
+        except (OSError, HTTPException) as error:
+            raise NotAtRestError(f"the server went down\n{self.log_tail()}") from error
+        complaints = self.complaints()
+        if complaints:
+            raise NotAtRestError("the server's log complains:\n" + "\n".join(complaints[:10]))
+
+    def _at_rest(self, since: float) -> bool:
+        self.server_info()  # answered by the scheduler, which then takes a turn and publishes
+        load = self.load()
+        held = ("num_running_reqs", "num_waiting_reqs", "num_used_tokens")
+        return load["timestamp"] > since and not any(load[name] for name in held)
+
+    def complaints(self) -> list[str]:
+        """Lines of the log that tell of an exception or of memory that does not add up."""
+        lines = self.log_path.read_text(errors="replace").splitlines()
+        return [line for line in lines if COMPLAINT.search(line)]
+
+    def log_values(self, key: str) -> list[int]:
+        """Every value of `key: <int>` in the batch lines of the log, such as `#new-token`."""
+        text = self.log_path.read_text(errors="replace")
+        return [int(value) for value in re.findall(re.escape(key) + r": (\d+)", text)]

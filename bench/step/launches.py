@@ -1,0 +1,146 @@
+"""How many ops a steady decode step dispatches outside the two model forwards, ours and SGLang's.
+
+    python -m bench.step.launches [--json FILE]
+
+Both workers run their own code on fake CUDA tensors (`bench/harness/fake_gpu`): an overlapped
+server, one rank, the whole block verified, context KV in bfloat16. An op is counted when it makes or
+changes memory on the device; views and allocations are not. Two of ours are two launches each:
+`draft_tail`, which is inside the draft graph, and `accept_sampled`. Planning attention is the
+attention backend's and the same for both; it is not counted. The environment is that of
+``. launch/env.sh``.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+from unittest import mock
+
+from torch import Tensor
+
+from bench.harness.fake_gpu.capture_guard import SECTIONS, CaptureGuard
+from bench.harness.fake_gpu.fakes import FakeServer, fake_gpu
+from bench.harness.fake_gpu.sglang_worker import SGLangStep
+from bench.harness.fake_gpu.traffic import BLOCK, Traffic, make_batch, new
+from bench.kernels.__main__ import print_table, write_json
+from dflash_sglang.core.sampled_draft import Candidates
+from dflash_sglang.step import worker as worker_module
+from dflash_sglang.step.state import DraftState
+from dflash_sglang.step.width_control import Choice
+from dflash_sglang.step.worker import DFlashWorker
+
+BUDGET = {"greedy": 12, "sampled": 16}  # ops of a step outside the forwards
+
+
+class Row(NamedTuple):
+    """The ops of one worker's step."""
+
+    worker: str  # ours or sglang
+    requests: str  # greedy, or sampled: by temperature alone
+    width: int  # verified tokens of each request
+    section: str  # see bench.harness.fake_gpu.capture_guard
+    ops: int
+    names: str
+
+
+class OurStep:
+    """Decode steps of this package's worker."""
+
+    def __init__(self, server: FakeServer) -> None:
+        self._server = server
+        with mock.patch.object(worker_module, "prepare_ops"):  # nothing here can test them
+            self.worker = _LoadedWorker(server)
+        self.worker.alloc_memory_pool()
+        self.worker._drafter.capture_tail()
+        self.worker._drafter._runners.build(capture=False)
+        self.worker._width_runners.build(capture=False)
+
+    def run(self, traffic: Traffic) -> CaptureGuard:
+        """One steady step.
+
+        Raises:
+            CaptureError: it reads the device or copies between device and host.
+        """
+        state = DraftState(bonus_tokens=new(traffic.batch), new_seq_lens=new(traffic.batch))
+        batch = make_batch(traffic, state)
+        publish = self._server.publish(batch.req_pool_indices)
+        choice = mock.patch.object(
+            self.worker._widths,
+            "choose",
+            return_value=Choice(traffic.width, confident=traffic.confident),
+        )
+        with choice, self._server.guarded() as guard:
+            self.worker.forward_batch_generation(batch, on_publish=publish)
+        return guard
+
+    def statics(self) -> dict[str, Tensor]:
+        """Tensors whose memory captured graphs know."""
+        pool = self._server.pool
+        named = {"the table of slots": self._server.req_to_token}
+        for width, shape in self.worker._drafter._shapes.items():
+            for name, buffer in zip(Candidates._fields, shape.tail.buffers, strict=True):
+                named[f"candidates' {name} at width {width}"] = buffer
+        named |= {f"keys of layer {i}": one for i, one in enumerate(pool.k_buffer)}
+        return named | {f"values of layer {i}": one for i, one in enumerate(pool.v_buffer)}
+
+
+class _LoadedWorker(DFlashWorker):
+    """The worker with a drafter that comes from no checkpoint."""
+
+    def __init__(self, server: FakeServer) -> None:
+        self._server = server
+        super().__init__(None, 0, 0, server.target_worker)  # type: ignore[arg-type]
+
+    def _build_draft_worker(self, *_: Any) -> None:
+        self._draft_runner = self._server.draft_runner
+        self._draft_worker = SimpleNamespace(alloc_memory_pool=lambda **_: None)
+        self._draft_range = self._window = None
+        self._mask_token_id = 3
+        self.draft_parallel_layout = SimpleNamespace(tp_group=None)
+
+
+def count_all() -> list[Row]:
+    """Both workers, greedy and sampled; ours at a narrower width as well."""
+    rows = []
+    for requests in ("greedy", "sampled"):
+        traffic = Traffic(batch=4, sampled=requests == "sampled")
+        for worker, width in (("ours", BLOCK), ("ours", BLOCK // 2), ("sglang", BLOCK)):
+            with fake_gpu():
+                server = FakeServer()
+                step = OurStep(server) if worker == "ours" else SGLangStep(server)
+                step.run(traffic._replace(width=width))  # the first step makes what the others keep
+                guard = step.run(traffic._replace(width=width))
+            rows += [
+                Row(worker, requests, width, one, len(guard.ops(one)), _names(guard.ops(one)))
+                for one in SECTIONS
+            ]
+    return rows
+
+
+def _names(ops: Sequence[str]) -> str:
+    """Ops in the order of their first appearance, repeated ones with their number."""
+    counted = Counter(ops)
+    short = {op: op.removeprefix("aten::").replace("dflash_bench::", "") for op in counted}
+    return ", ".join(short[op] + (f" x{n}" if n > 1 else "") for op, n in counted.items())
+
+
+def main() -> None:
+    """Count and print."""
+    parser = argparse.ArgumentParser(
+        prog="bench.step.launches",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--json", type=Path, help="write the rows here")
+    options = parser.parse_args()
+    rows = [row._asdict() for row in count_all()]
+    print_table(rows)
+    write_json(options.json, rows)
+
+
+if __name__ == "__main__":
+    main()

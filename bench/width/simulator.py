@@ -1,0 +1,284 @@
+"""The width policy against fixed widths and the best width in hindsight, on simulated servers.
+
+    python -m bench.width.simulator --traces docs/data/accept_traces.json --json FILE --svg FILE
+
+No model runs. What a step takes comes from a table (`bench/width/costs.py`), what drafts are worth
+from generated or recorded traces (`bench/width/traces.py`). The policy is told of a step one step
+late, as under overlapped scheduling; its duration with 3 % spread, and one step in 100 five times
+as long. Speeds are scored without that noise. Where a workload changes, its speed is the mean over
+its segments, as if they lasted equally long.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from random import Random
+from statistics import mean, median
+from typing import NamedTuple, Protocol
+
+from tqdm import tqdm
+
+from bench.width import plot as width_plot
+from bench.width.costs import SERVERS, Server
+from bench.width.traces import BLOCK_SIZE, Step, Workload, geometric, trace, workloads
+from dflash_sglang.core.width import CostTable, ObservedStep, WidthPolicy, WidthSettings
+from launch.report import provenance
+
+FIXED = (1, 8, 16)
+SEEDS = 8  # traces at batch size 1
+
+
+class Costs(Protocol):
+    """What steps take on a server that is simulated."""
+
+    def seconds(self, batch_size: int, width: int, verified: int | None = None) -> float:
+        """A whole step that drafts `width` tokens and verifies as many, or `verified` of them."""
+
+    def measured(self, widths: Sequence[int]) -> CostTable:
+        """What measuring at start would give a policy."""
+
+
+class Row(NamedTuple):
+    """One workload at one batch size on one server; speeds in tokens/s."""
+
+    server: str
+    workload: str
+    batch_size: int
+    plain: float
+    fixed_8: float
+    fixed_16: float
+    policy: float
+    history: float  # the policy without the drafter's confidences
+    oracle: float  # the best width of the policy's list, of each segment
+    oracle_any_width: float  # the best of 1 .. 16, of each segment
+    oracle_widths: list[int]  # of the policy's list, by segment
+    policy_widths: dict[int, float]  # share of the steps
+    worst: float  # policy / oracle of the worst trace
+
+    @property
+    def of_oracle(self) -> float:
+        """Share of the best width's speed."""
+        return self.policy / self.oracle
+
+    @property
+    def of_plain(self) -> float:
+        """Speed-up over plain decoding."""
+        return self.policy / self.plain
+
+
+class Served(NamedTuple):
+    """What a policy made of a trace."""
+
+    speeds: list[float]  # tokens/s by segment
+    widths: list[int]  # by step
+
+
+def serve(
+    policy: WidthPolicy, steps: Sequence[Step], server: Costs, seed: int, confident_batch: int
+) -> Served:
+    """Let the policy choose every width of a trace.
+
+    Args:
+        policy: starts cold.
+        steps: the trace.
+        server: what steps take.
+        seed: of the noise.
+        confident_batch: largest batch whose drafter is asked for its confidences.
+    """
+    rng = Random(seed)
+    tokens, seconds = Counter[int](), Counter[int]()
+    widths: list[int] = []
+    late: ObservedStep | None = None
+    running: set[int] = set()
+    for step in steps:
+        width = policy.choose(step.keys)
+        for key in running.difference(step.keys):
+            policy.forget(key)
+        running = set(step.keys)
+        if late is not None:
+            policy.observe(late)
+        verified, confidences = width, None
+        few = len(step.keys) <= confident_batch
+        if width > 1 and few and policy.asks(len(step.keys), width):
+            confidences = confidences_of(step, width)
+        if confidences is not None:
+            verified = policy.narrow(step.keys, width, confidences)
+        accept_lens = [min(accepted, verified - 1) for accepted in step.accept_lens]
+        took = server.seconds(len(step.keys), width, verified)
+        noise = rng.lognormvariate(0.0, 0.03) * (5 if rng.random() < 0.01 else 1)
+        late = ObservedStep(
+            step.keys,
+            accept_lens,
+            width,
+            took * noise,
+            verified=verified,
+            confidences=confidences,
+        )
+        tokens[step.segment] += sum(accept_lens) + len(step.keys)
+        seconds[step.segment] += took
+        widths.append(verified)
+    return Served([tokens[segment] / seconds[segment] for segment in sorted(tokens)], widths)
+
+
+def confidences_of(step: Step, width: int) -> list[Sequence[float]] | None:
+    """The drafter's probabilities of the first `width` - 1 drafts, where they were recorded."""
+    told = [one.confidences for one in step.drafts]
+    return [row[: width - 1] for row in told if row is not None] if all(told) else None
+
+
+def fixed_speeds(steps: Iterable[Step], server: Costs, batch_size: int) -> list[dict[int, float]]:
+    """Tokens/s of every fixed width, by segment."""
+    accepted: dict[int, Counter[int]] = {}
+    for step in steps:
+        accepted.setdefault(step.segment, Counter()).update(step.accept_lens)
+    return [
+        {
+            width: batch_size * mean_commit(counts, width) / server.seconds(batch_size, width)
+            for width in range(1, BLOCK_SIZE + 1)
+        }
+        for counts in accepted.values()
+    ]
+
+
+def mean_commit(accept_lens: Counter[int], width: int) -> float:
+    """Mean tokens that a request commits in a step of this width."""
+    committed = sum(times * min(n + 1, width) for n, times in accept_lens.items())
+    return committed / accept_lens.total()
+
+
+def simulate(server: Server, workload: Workload, batch_size: int, steps: int, seed: int) -> Row:
+    """One row from one trace."""
+    settings = WidthSettings()
+    served_trace = list(trace(workload, batch_size, steps, seed))
+    by_segment = fixed_speeds(served_trace, server, batch_size)
+    ladder = settings.ladder(BLOCK_SIZE)
+
+    def run(confident_batch: int) -> Served:
+        policy = WidthPolicy(BLOCK_SIZE, server.measured(ladder), settings)
+        return serve(policy, served_trace, server, seed, confident_batch)
+
+    served = run(settings.confident_batch)
+
+    def best(widths: Sequence[int]) -> list[int]:
+        return [max(widths, key=speeds.__getitem__) for speeds in by_segment]
+
+    def speed(widths: Iterable[int]) -> float:
+        return mean(speeds[w] for speeds, w in zip(by_segment, widths, strict=True))
+
+    plain, fixed_8, fixed_16 = (speed([width] * len(by_segment)) for width in FIXED)
+    return Row(
+        server=server.name,
+        workload=workload.name,
+        batch_size=batch_size,
+        plain=plain,
+        fixed_8=fixed_8,
+        fixed_16=fixed_16,
+        policy=mean(served.speeds),
+        history=mean(run(0).speeds),
+        oracle=speed(best(ladder)),
+        oracle_any_width=speed(best(range(1, BLOCK_SIZE + 1))),
+        oracle_widths=best(ladder),
+        policy_widths={
+            w: n / len(served.widths) for w, n in sorted(Counter(served.widths).items())
+        },
+        worst=mean(served.speeds) / speed(best(ladder)),
+    )
+
+
+def average(rows: Sequence[Row]) -> Row:
+    """The mean of several traces; widths are those of the first."""
+    keys = ("plain", "fixed_8", "fixed_16", "policy", "history", "oracle", "oracle_any_width")
+    means = {key: mean(getattr(row, key) for row in rows) for key in keys}
+    return rows[0]._replace(**means, worst=min(row.worst for row in rows))
+
+
+def table(rows: Sequence[Row]) -> Iterator[str]:
+    """Speed-ups over plain decoding as Markdown, one table a server."""
+    batch_sizes = sorted({row.batch_size for row in rows})
+    for server in dict.fromkeys(row.server for row in rows):
+        yield f"\n**{server}**: fixed 8 / fixed 16 / **policy** / best width\n"
+        yield "| drafts | " + " | ".join(f"batch {n}" for n in batch_sizes) + " | policy / best |"
+        yield "|---|" + "---|" * (len(batch_sizes) + 1)
+        for name in dict.fromkeys(row.workload for row in rows):
+            found = [row for row in rows if (row.server, row.workload) == (server, name)]
+            cells = [
+                f"{row.fixed_8 / row.plain:.2f} / {row.fixed_16 / row.plain:.2f} "
+                f"/ **{row.of_plain:.2f}** / {row.oracle / row.plain:.2f}"
+                for row in found
+            ]
+            ratios = [row.of_oracle for row in found]
+            yield f"| {name} | {' | '.join(cells)} | {min(ratios):.3f} .. {max(ratios):.3f} |"
+        gains = [
+            f"{row.workload}, batch {row.batch_size}: {row.policy / row.history - 1:+.1%}"
+            for row in rows
+            if row.server == server and row.policy != row.history
+        ]
+        yield f"\nThe drafter's confidences gain over history alone: {'; '.join(gains)}"
+
+
+def decision_microseconds(batch_size: int) -> tuple[float, float]:
+    """Median time of `choose` and of `observe` on this machine."""
+    server, settings = SERVERS[0], WidthSettings()
+    policy = WidthPolicy(BLOCK_SIZE, server.measured(settings.ladder(BLOCK_SIZE)), settings)
+    mixed = Workload("mixed", ((geometric(0.6), geometric(0.9)),))
+    choosing, observing = [], []
+    for step in trace(mixed, batch_size, 500, seed=1):
+        begin = time.perf_counter()
+        policy.choose(step.keys)
+        chosen = time.perf_counter()
+        choosing.append(chosen - begin)
+        step_seconds = server.seconds(batch_size, BLOCK_SIZE)
+        observed = ObservedStep(step.keys, step.accept_lens, BLOCK_SIZE, step_seconds)
+        begin = time.perf_counter()
+        policy.observe(observed)
+        observing.append(time.perf_counter() - begin)
+    return median(choosing) * 1e6, median(observing) * 1e6
+
+
+def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="bench.width.simulator", description="See the module.")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows there")
+    parser.add_argument("--svg", type=Path, metavar="FILE", help="draw them there")
+    parser.add_argument("--traces", type=Path, metavar="FILE", help="recorded traces, too")
+    parser.add_argument("--steps", type=int, default=2000, metavar="N", help="default: 2000")
+    parser.add_argument("--batch", type=int, nargs="+", default=[1, 8, 32, 128], metavar="N")
+    return parser.parse_args(argv)
+
+
+def main() -> None:
+    """Simulate everything, print the table, write what was asked for."""
+    given = parse()
+    cells = [
+        (server, workload, batch_size)
+        for server in SERVERS
+        for workload in workloads(given.traces)
+        for batch_size in given.batch
+    ]
+    rows = []
+    for server, workload, batch_size in tqdm(cells, unit=" rows"):
+        # A single request is a matter of luck; a large batch is its own average.
+        seeds = range(SEEDS if batch_size == 1 else 1)
+        traces = [simulate(server, workload, batch_size, given.steps, seed) for seed in seeds]
+        rows.append(average(traces))
+    print("\n".join(table(rows)))
+    for batch_size in given.batch:
+        choose, observe = decision_microseconds(batch_size)
+        print(f"batch {batch_size}: choose {choose:.0f} us, observe {observe:.0f} us")
+    if given.json is not None:
+        result = {
+            "rows": [row._asdict() for row in rows],
+            "provenance": provenance({"steps": given.steps, "batch": given.batch}),
+        }
+        given.json.write_text(json.dumps(result, indent=1) + "\n")
+    if given.svg is not None:
+        given.svg.write_text(width_plot.svg([row._asdict() for row in rows]))
+
+
+if __name__ == "__main__":
+    main()

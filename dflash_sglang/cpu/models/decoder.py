@@ -1,0 +1,158 @@
+"""A fused decoder stack, for Qwen3-MoE verifiers and DFlash drafters.
+
+SGLang's own forward of these models is written for devices where a call costs nothing. On a CPU, a
+step of a small model through it is nine tenths Python. This one is the same computation for one
+rank without expert placement; it reads the modules SGLang built and loaded, so weight updates and
+quantisation-free checkpoints work as before.
+
+    x = embedding
+    for each layer:   x += attention(norm(x));   x += mlp(norm(x))
+    norm(x)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from typing import TYPE_CHECKING, Any
+
+import torch
+from sglang.srt.layers.aux_hidden_states import AuxHiddenStateList
+from sglang.srt.layers.logits_processor import LogitsProcessorOutput
+from sglang.srt.model_executor.forward_context import get_attn_backend
+from torch import Tensor, nn
+
+from dflash_sglang.cpu.matmul.expert_autotune import ExpertForms, experts_of
+from dflash_sglang.cpu.matmul.experts import route
+from dflash_sglang.cpu.matmul.gemm import linear
+from dflash_sglang.cpu.models.layers import (
+    RotaryTables,
+    gated_mlp,
+    rms_norm,
+    rotary_tables,
+    rotate,
+    unit_norm,
+)
+
+if TYPE_CHECKING:
+    from sglang.srt.model_executor.forward_batch_info import ForwardBatch
+
+Mlp = Callable[[nn.Module, Tensor], Tensor]
+
+
+def run_layers(
+    model: Any,
+    hidden: Tensor,
+    positions: Tensor,
+    batch: ForwardBatch,
+    mlp: Mlp,
+    taps: Collection[int] = (),
+) -> tuple[Tensor, AuxHiddenStateList]:
+    """The stack, final norm included.
+
+    Args:
+        model: has ``layers`` and ``norm``.
+        hidden: [tokens, dim], the embeddings; not modified.
+        positions: [tokens] int64.
+        batch: names the slots to write; the attention backend has planned the rest.
+        mlp: second half of a layer, given its module and the normed input.
+        taps: layers whose input is wanted, SGLang's ``layers_to_capture``.
+
+    Returns:
+        The normed output [tokens, dim] and the tapped inputs, each [tokens, dim].
+    """
+    backend = get_attn_backend()
+    rotary = rotary_tables(model.layers[0].self_attn.rotary_emb.cos_sin_cache, positions)
+    tapped = AuxHiddenStateList()
+    for index, layer in enumerate(model.layers):
+        if index in taps:
+            tapped.append(hidden)  # never written to again: every addition below makes a new tensor
+        normed = _norm(layer.input_layernorm, hidden)
+        hidden = hidden + _attention(layer.self_attn, normed, rotary, backend, batch)
+        hidden = hidden + mlp(layer.mlp, _norm(layer.post_attention_layernorm, hidden))
+    return _norm(model.norm, hidden), tapped
+
+
+def _norm(norm: Any, x: Tensor) -> Tensor:
+    return rms_norm(x, norm.weight, norm.variance_epsilon)
+
+
+def _attention(
+    block: Any, hidden: Tensor, rotary: RotaryTables, backend: Any, batch: ForwardBatch
+) -> Tensor:
+    """Queries and keys lie side by side in the projection: one norm and one rotation serve both."""
+    qkv = linear(hidden, block.qkv_proj.weight, block.qkv_proj.bias)
+    qkv = qkv.view(hidden.shape[0], -1, block.head_dim)  # [tokens, heads + 2 * kv_heads, dim]
+    heads = (block.num_heads, block.num_kv_heads)
+    normed = unit_norm(qkv[:, : sum(heads)], block.q_norm.variance_epsilon)
+    query, key = torch.split_with_sizes(normed, heads, dim=1)
+    query.mul_(block.q_norm.weight)
+    key.mul_(block.k_norm.weight)
+    query, key = torch.split_with_sizes(rotate(normed, rotary), heads, dim=1)
+    value = qkv[:, sum(heads) :]
+    out = backend.forward_extend(query, key, value, block.attn, batch)
+    return linear(out, block.o_proj.weight, block.o_proj.bias)
+
+
+def dense_mlp(mlp: Any, hidden: Tensor) -> Tensor:
+    """The drafter's MLP."""
+    return gated_mlp(hidden, mlp.gate_up_proj.weight, mlp.down_proj.weight)
+
+
+def expert_mlp(forms: ExpertForms) -> Mlp:
+    """The verifier's MLP: router and experts.
+
+    Args:
+        forms: which form of the experts to run.
+
+    Returns:
+        A function of the sparse block and its normed input.
+    """
+
+    def run(mlp: Any, hidden: Tensor) -> Tensor:
+        config = mlp.topk.topk_config
+        ids, weights = route(linear(hidden, mlp.gate.weight), config.top_k, config.renormalize)
+        return forms.form(hidden.shape[0])(hidden, experts_of(mlp.experts), ids, weights)
+
+    return run
+
+
+def qwen3_moe_forward(mlp: Mlp) -> Callable[..., Any]:
+    """Replacement for ``Qwen3MoeModel.forward``.
+
+    Args:
+        mlp: from ``expert_mlp``.
+
+    Returns:
+        A method of the model.
+    """
+
+    def forward(
+        model: Any,
+        input_ids: Tensor,
+        positions: Tensor,
+        forward_batch: ForwardBatch,
+        input_embeds: Tensor | None = None,
+        pp_proxy_tensors: None = None,
+    ) -> Tensor | tuple[Tensor, AuxHiddenStateList]:
+        hidden = model.embed_tokens(input_ids) if input_embeds is None else input_embeds
+        hidden, tapped = run_layers(
+            model, hidden, positions, forward_batch, mlp, model.layers_to_capture
+        )
+        return (hidden, tapped) if tapped else hidden
+
+    return forward
+
+
+def drafter_forward(
+    model: Any,
+    input_ids: Tensor,
+    positions: Tensor,
+    forward_batch: ForwardBatch,
+    input_embeds: Tensor | None = None,
+    get_embedding: bool = False,
+    pp_proxy_tensors: None = None,
+) -> LogitsProcessorOutput:
+    """Replacement for ``DFlashDraftModel.forward``."""
+    hidden = model.embed_tokens(input_ids) if input_embeds is None else input_embeds
+    hidden, _ = run_layers(model, hidden, positions, forward_batch, dense_mlp)
+    return LogitsProcessorOutput(next_token_logits=None, hidden_states=hidden)

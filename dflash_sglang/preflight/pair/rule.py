@@ -1,0 +1,38 @@
+"""What a rule is: one question about a pair, answered with findings.
+
+Rules read the raw configuration, not a parsed one, because a pair with three faults should be told
+all three.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from dflash_sglang.preflight.pair.layout import Layout, setting
+from dflash_sglang.preflight.pair.report import Finding
+from dflash_sglang.preflight.pair.verifier import VerifierFacts
+
+
+@dataclass(frozen=True)
+class Pair:
+    """What the rules look at."""
+
+    draft: Mapping[str, Any]  # config.json of the drafter
+    layout: Layout
+    verifier: VerifierFacts
+    block_size: int | None  # asked for on the command line; None: the trained one
+    tp_size: int
+
+    def draft_int(self, key: str) -> int | None:
+        """An integer setting of the drafter, None where it is missing or something else."""
+        return as_int(setting(self.draft, key))
+
+
+Rule = Callable[[Pair], Iterator[Finding]]
+
+
+def as_int(value: object) -> int | None:
+    """`value` where it is an integer and not a truth value."""
+    return value if isinstance(value, int) and not isinstance(value, bool) else None

@@ -1,0 +1,74 @@
+"""Whether our Triton ops serve on this device, found out before the first request."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import torch
+from dflash_kernels import dispatch
+from dflash_kernels.self_test import OpError, Shapes, self_test
+
+from dflash_sglang.config import SETTINGS_FLAG, OpsChoice
+from dflash_sglang.errors import OpsError
+from dflash_sglang.step.setup.layer_stack import CACHE_DTYPES
+
+logger = logging.getLogger(__name__)
+
+
+def op_shapes(
+    block_size: int, vocab_size: int, top: int, draft_model: Any, cache_dtype: torch.dtype
+) -> Shapes:
+    """What the ops of this server will be given.
+
+    Args:
+        block_size: of the server.
+        vocab_size: of the verifier.
+        top: candidates of a drafted position.
+        draft_model: SGLang's drafter.
+        cache_dtype: of the drafter's KV pool.
+    """
+    attention = draft_model.layers[0].self_attn
+    dtype = attention.k_norm.weight.dtype
+    return Shapes(
+        block_size=block_size,
+        vocab_size=vocab_size,
+        top=top,
+        dtype=dtype,
+        layers=len(draft_model.layers),
+        kv_heads=attention.num_kv_heads,
+        head_dim=attention.head_dim,
+        rotary_dim=attention.rotary_emb.rotary_dim,
+        # Other pools are written by SGLang's own kernels.
+        cache_dtype=cache_dtype if cache_dtype in CACHE_DTYPES else dtype,
+    )
+
+
+def prepare_ops(ops: str, device: torch.device | str, shapes: Shapes) -> None:
+    """Test the Triton ops, or switch to the torch references.
+
+    Args:
+        ops: the setting of that name.
+        device: that will serve.
+        shapes: what they will be given.
+
+    Raises:
+        OpsError: an op does not compile here or computes something else than its reference.
+    """
+    if torch.device(device).type != "cuda":
+        return
+    if ops == OpsChoice.REFERENCE.value:
+        dispatch.use_reference()
+        logger.info("DFLASH device ops: torch references.")
+        return
+    try:
+        seconds = self_test(device, shapes)
+    except OpError as problem:
+        raise OpsError(
+            f"device op {problem}. Serve with torch only: {SETTINGS_FLAG} FILE with "
+            f'{{"ops": "{OpsChoice.REFERENCE.value}"}}, and please report it.'
+        ) from problem
+    logger.info(
+        "DFLASH device ops: Triton, self-test passed (%s).",
+        ", ".join(f"{op} {1000 * took:.0f} ms" for op, took in seconds.items()),
+    )

@@ -1,0 +1,69 @@
+"""Lint, types and contents of the repository's files."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+IGNORED = {".git", "build", "dist", "__pycache__", ".venv"}
+BINARY = {".safetensors", ".png", ".pt"}
+
+
+def text_files() -> list[Path]:
+    return [
+        file
+        for file in sorted(ROOT.rglob("*"))
+        if file.is_file()
+        and file.suffix not in BINARY
+        and not any(
+            part in IGNORED or part.endswith(("_cache", ".egg-info"))
+            for part in file.relative_to(ROOT).parts
+        )
+    ]
+
+
+def lines_with(pattern: str) -> list[str]:
+    search = re.compile(pattern).search
+    return [
+        f"{file.relative_to(ROOT)}:{number}: {line.strip()[:120]}"
+        for file in text_files()
+        for number, line in enumerate(file.read_text(errors="replace").splitlines(), 1)
+        if search(line)
+    ]
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["ruff", "check", "."],
+        ["ruff", "format", "--check", "."],
+        ["mypy"],
+    ],
+    ids=lambda command: " ".join(command),
+)
+def test_tool_has_nothing_to_say(command: list[str]) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", *command], cwd=ROOT, capture_output=True, text=True
+    )
+    assert done.returncode == 0, f"{' '.join(command)}\n{done.stdout}{done.stderr}"
+
+
+def test_no_file_names_a_package_registry() -> None:
+    # Where packages come from is the business of whoever installs them.
+    # In pieces: this file must not match itself.
+    hosts = [r"pypi\." + "org", "python" + "hosted", r"download\.py" + r"torch\.org"]
+    assert lines_with("|".join(hosts)) == []
+
+
+def test_no_file_names_a_path_of_one_machine() -> None:
+    # Home and scratch folders differ from machine to machine.
+    folders = "|".join(["ro" + "ot", "ho" + "me", "wo" + "rk", "t" + "mp", "Us" + "ers"])
+    assert lines_with(rf"(?<![\w.$}}~*)-])/({folders})/\w") == []
+
+
+def test_scripts_are_executable() -> None:
+    for script in ("launch/demo", "tests/run", ".ci/run"):
+        assert (ROOT / script).stat().st_mode & 0o111, script

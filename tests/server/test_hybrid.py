@@ -1,0 +1,253 @@
+"""Recurrent layers under speculation: every answer is plain decoding's, every state given back.
+
+Wrong rollback shows as a wrong token somewhere behind it; a wrong state in the prefix cache, in the
+turn that starts from it. The states themselves are compared in test_states.py.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from bench.harness import scripts
+from bench.harness.hybrids import (
+    CONFIG,
+    MAX_NEW_TOKENS,
+    TURNS,
+    answer_of,
+    ask_turn,
+    converse,
+    endless,
+    hybrid_pair,
+)
+from bench.harness.requests import ask, ask_all, events
+from bench.harness.servers import TestedServer, settings
+from dflash_sglang import zoo
+
+BLOCK = 16
+# Every answer crosses a boundary at which a state is kept for the prefix cache, most several.
+INTERVAL = 64
+TRACKING = ("--mamba-track-interval", str(INTERVAL))
+LONG = 600
+
+
+class Talk(NamedTuple):
+    """What plain decoding says, and what it found in its prefix cache."""
+
+    pair: zoo.Pair
+    turns: list[list[scripts.Continuation]]
+    long: scripts.Continuation
+    cached: list[list[int]]  # by turn, the last one again the first: tokens found in the cache
+
+
+@pytest.fixture(scope="module")
+def talk(tmp_path_factory: pytest.TempPathFactory) -> Talk:
+    folder = tmp_path_factory.mktemp("hybrid")
+    pair = hybrid_pair(folder)
+    with TestedServer(pair.verifier, args=TRACKING, log_dir=folder / "plain") as plain:
+        turns = converse(plain)
+        prompt = turns[0][3].prompt_ids
+        answer = ask(plain, endless(prompt, LONG + scripts.SPARE_TOKENS))
+        plain.flush()
+        names = [f"plain-{place}" for place in range(len(turns[0]))]
+        answers = [ask_turn(plain, turn, names) for turn in (*turns, turns[0])]
+        for turn, answered in zip((*turns, turns[0]), answers, strict=True):
+            assert_answers(turn, answered)  # else a difference below would prove nothing
+        plain.check_rest()
+    return Talk(
+        pair,
+        turns,
+        scripts.Continuation(prompt, tuple(answer["output_ids"])),
+        [cached_tokens(answered) for answered in answers],
+    )
+
+
+def serve(
+    talk: Talk,
+    folder: Path,
+    *args: str,
+    plugins: Sequence[str] = (),
+    variables: Mapping[str, str] = {},
+    **given: Any,
+) -> TestedServer:
+    """A server whose drafts are scripted, with settings as given."""
+    said = [one for turn in talk.turns for one in turn]
+    longest = {one.prompt_ids: one for one in (*said, talk.long)}
+    env = scripts.environment(folder / "plugin", longest.values(), *plugins)
+    return TestedServer(
+        talk.pair.verifier,
+        talk.pair.drafter,
+        args=[*TRACKING, *args, *settings(folder / "settings.json", **given)],
+        env={**env, **variables},
+        log_dir=folder,
+    )
+
+
+def cached_tokens(answers: Sequence[Any]) -> list[int]:
+    return [answer["meta_info"]["cached_tokens"] for answer in answers]
+
+
+def assert_answers(turn: Sequence[scripts.Continuation], answers: Sequence[Any]) -> None:
+    assert [tuple(answer["output_ids"]) for answer in answers] == [answer_of(one) for one in turn]
+
+
+def mixed_scripts(turn: Sequence[scripts.Continuation], name: str) -> list[str]:
+    """Drafts of every quality side by side."""
+    return [
+        scripts.holes(place, f"{name}.{place}")
+        if place % 4 == 3
+        else scripts.oracle((5 * place + len(name)) % BLOCK, f"{name}.{place}")
+        for place in range(len(turn))
+    ]
+
+
+def assert_chats(server: TestedServer, talk: Talk, name: str) -> list[list[int]]:
+    """All turns and the first one again; returns what was found in the cache."""
+    server.flush()
+    found = []
+    for number, turn in enumerate((*talk.turns, talk.turns[0])):
+        answers = ask_turn(server, turn, mixed_scripts(turn, f"{name}{number}"))
+        assert_answers(turn, answers)
+        found.append(cached_tokens(answers))
+    server.check_rest()
+    return found
+
+
+def assert_no_fewer(found: Sequence[Sequence[int]], plain: Sequence[Sequence[int]]) -> None:
+    """Tokens in the cache: no conversation finds fewer in any turn than with plain decoding."""
+    fewer = [
+        (turn, place, ours, plains)
+        for turn, counts in enumerate(zip(found, plain, strict=True))
+        for place, (ours, plains) in enumerate(zip(*counts, strict=True))
+        if ours < plains
+    ]
+    assert fewer == []
+
+
+@pytest.fixture(scope="module")
+def server(talk: Talk, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestedServer]:
+    """Overlap, pages of a token, whole blocks, replay."""
+    with serve(talk, tmp_path_factory.mktemp("main"), width="fixed") as running:
+        yield running
+
+
+@pytest.mark.parametrize("concurrency", [1, 8])
+def test_every_accepted_length(server: TestedServer, talk: Talk, concurrency: int) -> None:
+    turn = talk.turns[0]
+    for shift in range(0, BLOCK, len(turn)):
+        right = [(place + shift) % BLOCK for place in range(len(turn))]
+        names = [scripts.oracle(k, f"{concurrency}.{shift}.{i}") for i, k in enumerate(right)]
+        answers = ask_turn(server, turn, names, concurrency)
+        assert_answers(turn, answers)
+        for k, answer in zip(right, answers, strict=True):
+            verifies = answer["meta_info"]["spec_verify_ct"]
+            assert verifies == -(-(MAX_NEW_TOKENS - 1) // (k + 1))
+    server.check_rest()
+
+
+def test_wrong_and_random_drafts(server: TestedServer, talk: Talk) -> None:
+    turn = talk.turns[0]
+    for name in (scripts.wrong, lambda place: f"unscripted-{place}"):
+        names = [name(place) for place in range(len(turn))]
+        assert_answers(turn, ask_turn(server, turn, names))
+    server.check_rest()
+
+
+def test_chats_start_from_states_that_decoding_left(server: TestedServer, talk: Talk) -> None:
+    found = assert_chats(server, talk, "chat")
+    assert_no_fewer(found, talk.cached)
+    # Past the prompt: states that a verify has committed and kept aside.
+    prompts = [len(turn.prompt_ids) for turn in talk.turns[0]]
+    assert any(tokens > length for tokens, length in zip(found[1], prompts, strict=True))
+
+
+def test_a_long_answer_crosses_many_boundaries(server: TestedServer, talk: Talk) -> None:
+    server.flush()
+    payloads = [
+        {**endless(talk.long.prompt_ids, LONG), "rid": scripts.oracle(k, f"long-{k}")}
+        for k in (BLOCK - 1, 6)
+    ]
+    for answer in ask_all(server, payloads):
+        assert tuple(answer["output_ids"]) == talk.long.output_ids[:LONG]
+    server.check_rest()
+
+
+def test_an_end_before_a_boundary_inside_a_run(server: TestedServer, talk: Talk) -> None:
+    """The verify has committed past the end and kept the state of a boundary that nobody reached.
+
+    The next turn starts from what is in the cache of the request that ended.
+    """
+    server.flush()
+    ends, payloads = [], []
+    for place, one in enumerate(talk.turns[0]):
+        boundary = -(-len(one.prompt_ids) // INTERVAL) * INTERVAL - len(one.prompt_ids)
+        # A few tokens before it; it may occur earlier, and so may the end of text.
+        token = one.output_ids[max(boundary - 4, 0)]
+        stops = {token, CONFIG["eos_token_id"]}
+        ends.append(1 + next(i for i, said in enumerate(one.output_ids) if said in stops))
+        payload = endless(one.prompt_ids, MAX_NEW_TOKENS)
+        payload["sampling_params"] |= {"ignore_eos": False, "stop_token_ids": [token]}
+        payloads.append({**payload, "rid": scripts.oracle(BLOCK - 1, f"end.{place}")})
+    answers = ask_all(server, payloads)
+    for one, end, answer in zip(talk.turns[0], ends, answers, strict=True):
+        assert tuple(answer["output_ids"]) == one.output_ids[:end]
+    rests = [
+        endless((*one.prompt_ids, *one.output_ids[:end]), 24)
+        for one, end in zip(talk.turns[0], ends, strict=True)
+    ]
+    for one, end, answer in zip(talk.turns[0], ends, ask_all(server, rests), strict=True):
+        assert tuple(answer["output_ids"]) == one.output_ids[end : end + 24]
+    server.check_rest()
+
+
+def test_aborted_requests_leave_no_state(server: TestedServer, talk: Talk) -> None:
+    turn = talk.turns[0]
+    for place in range(3):
+        payload = {**endless(turn[place].prompt_ids, 1500), "stream": True}
+        response = server.open("/generate", {**payload, "rid": f"abort-{place}"})
+        next(events(response))
+        time.sleep(0.02 * place)
+        server.open("/abort_request", {"rid": f"abort-{place}"}).close()
+        response.close()
+    assert_answers(turn, ask_turn(server, turn, mixed_scripts(turn, "after")))
+    server.check_rest()
+
+
+def test_any_width_in_runs_of_plain_tokens(talk: Talk, tmp_path: Path) -> None:
+    """No overlap, pages; a random width each step, runs of plain tokens at width 1."""
+    args = ("--disable-overlap-schedule", "--page-size", "16")
+    with serve(talk, tmp_path, *args, plugins=("random_widths",)) as server:
+        found = assert_chats(server, talk, "widths")
+        steps = server.server_info()["internal_states"][0]["dflash"]["steps_by_width"]
+    assert all(steps[str(width)] for width in (1, 2, 16))
+    # A run ends where a state is to be kept: else the scheduler would not know that it was.
+    assert_no_fewer(found, talk.cached)
+
+
+def test_snapshots_with_slots_on_demand(talk: Talk, tmp_path: Path) -> None:
+    """SGLang's own rollback, random widths, chunks in mixed batches, requests that start over."""
+    args = ("--mamba-radix-cache-strategy", "extra_buffer_lazy", "--enable-mixed-chunk")
+    args += ("--chunked-prefill-size", "64")
+    plugins = ("random_widths",)
+    env = {"SGLANG_TEST_RETRACT": "1", "SGLANG_TEST_RETRACT_INTERVAL": "7"}
+    with serve(
+        talk, tmp_path, *args, plugins=plugins, variables=env, rollback="snapshot"
+    ) as server:
+        assert_chats(server, talk, "snapshot")
+        state = server.server_info()["internal_states"][0]["dflash"]
+    assert state["rollback"] == "snapshot"
+    assert max(server.log_values("#retracted_reqs")) > 0
+
+
+def test_without_buffers_the_state_of_an_end_is_handed_on(talk: Talk, tmp_path: Path) -> None:
+    """An answer ends inside what its last verify accepts; a later turn finds all of it."""
+    args = ("--disable-overlap-schedule", "--mamba-radix-cache-strategy", "no_buffer")
+    with serve(talk, tmp_path, *args, width="fixed") as server:
+        found = assert_chats(server, talk, "ends")
+    for turn, counts in zip(talk.turns, found[1:TURNS], strict=False):
+        # The last token of an answer has not been through the model.
+        assert counts == [len(one.prompt_ids) + MAX_NEW_TOKENS - 1 for one in turn]

@@ -1,0 +1,226 @@
+"""The demo's options, choice of prompts, modes and exit status; the servers are stubs."""
+
+import json
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dflash_sglang import zoo
+from launch import comparison, demo
+from launch.client import Answer
+from launch.comparison import Comparison, ComparisonError, Options
+from launch.report import PLAIN, Pass
+from tests.unit.launch.stub_server import Canned, serve
+
+
+class FakeServer:
+    """What the demo does with a server, without one."""
+
+    pid = 1234
+    url = "http://127.0.0.1:1"
+
+    def __init__(self, log_path: Path) -> None:
+        self.log_path = log_path
+        self.stopped = 0
+
+    def start(self) -> None:
+        self.log_path.write_text("DFLASH worker of dflash_sglang ready: block_size=16\n")
+
+    def wait_ready(self, on_wait: Callable[[float], None]) -> None:
+        on_wait(1.0)
+
+    def stop(self) -> None:
+        self.stopped += 1
+
+    def discard_log(self) -> None:
+        pass
+
+
+def run_demo(
+    monkeypatch: pytest.MonkeyPatch,
+    server: FakeServer,
+    arguments: Sequence[str],
+    dflash_ids: Callable[[str], list[int]] = lambda _: [1, 2, 3],
+) -> int:
+    """Runs the demo with canned answers: plain says 1 2 3, DFLASH what `dflash_ids` says."""
+
+    def compare(options: Options, prompts: Sequence[str], stack: ExitStack) -> Comparison:
+        stack.callback(server.stop)
+        passes: list[Pass] = []
+        replies: dict[str, Callable[[str], Canned]] = {
+            "plain": lambda _: Canned([1, 2, 3]),
+            "dflash": lambda prompt: Canned(dflash_ids(prompt), verify_count=1),
+        }
+        for mode, reply in replies.items():
+            with serve(reply) as stub:
+                passes += comparison.measure({mode: stub.client}, prompts, options)  # type: ignore[dict-item]
+        return Comparison(passes, server)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(demo, "compare", compare)
+    return demo.run(demo.parse(arguments))
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> FakeServer:
+    return FakeServer(tmp_path / "server.log")
+
+
+def test_identical_answers(
+    monkeypatch: pytest.MonkeyPatch, server: FakeServer, tmp_path: Path
+) -> None:
+    file = tmp_path / "result.json"
+    assert run_demo(monkeypatch, server, ["--json", str(file), "--rounds", "2"]) == 0
+    rows: list[dict[str, Any]] = json.loads(file.read_text())["rows"]
+    assert [(row["mode"], row["concurrency"], row["identical"]) for row in rows] == [
+        ("plain", 1, True),
+        ("plain", 8, True),
+        ("dflash", 1, True),
+        ("dflash", 8, True),
+    ]
+    assert [row["tau"] for row in rows] == [1.0, 1.0, 2.0, 2.0]
+    assert server.stopped == 1
+
+
+def test_exit_status_1_and_the_first_difference(
+    monkeypatch: pytest.MonkeyPatch,
+    server: FakeServer,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    wrong = comparison.choose_prompts("moe", 8)[5].text
+    file = tmp_path / "result.json"
+
+    def dflash_ids(prompt: str) -> list[int]:
+        return [1, 2, 7] if prompt == wrong else [1, 2, 3]
+
+    arguments = ["--json", str(file), "--prompts", "8", "--serve"]
+    assert run_demo(monkeypatch, server, arguments, dflash_ids) == 1
+    assert [row["identical"] for row in json.loads(file.read_text())["rows"]] == [
+        *(True, True),
+        *(False, False),
+    ]
+    out, err = capsys.readouterr()
+    assert f"differs from plain at token 2 of its answer to {wrong!r}" in err
+    assert server.stopped == 1, "a server that answers wrongly must not be left running"
+    assert "curl" not in out
+
+
+def test_serve_leaves_the_server_and_says_how_to_ask_and_stop_it(
+    monkeypatch: pytest.MonkeyPatch, server: FakeServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_demo(monkeypatch, server, ["--serve", "--rounds", "1"]) == 0
+    assert server.stopped == 0
+    out = capsys.readouterr().out
+    assert "kill 1234" in out
+    assert "curl -s http://127.0.0.1:1/v1/chat/completions" in out
+
+
+def test_server_that_does_not_speculate_is_an_error(
+    server: FakeServer,
+) -> None:
+    with serve(lambda _: Canned([1, 2, 3])) as stub:
+        stub.client.log_path = server.log_path  # type: ignore[attr-defined]
+        passes = comparison.measure({"dflash": stub.client}, ["a"], OPTIONS)  # type: ignore[dict-item]
+        with pytest.raises(ComparisonError, match="does not speculate"):
+            list(passes)
+
+
+OPTIONS = Options("moe", concurrency=(1,), block_size=16, rounds=1, with_builtin=False, serve=False)
+
+
+def test_fallback_to_the_worker_of_sglang_is_an_error(server: FakeServer, tmp_path: Path) -> None:
+    # A row of SGLang's own worker must never be printed under our name.
+    comparison.start(server, "dflash")  # type: ignore[arg-type]
+    server.start = lambda: server.log_path.write_text("SGLang's own worker serves")  # type: ignore
+    with pytest.raises(ComparisonError, match="own worker serves instead of ours"):
+        comparison.start(server, "dflash")  # type: ignore[arg-type]
+    comparison.start(server, "builtin")  # type: ignore[arg-type]
+
+
+def test_modes_differ_in_the_worker_alone() -> None:
+    options = OPTIONS._replace(concurrency=(1, 32), with_builtin=True, block_size=8)
+    plain, builtin, ours = (
+        comparison.make_server(mode, options) for mode in comparison.choose_modes(options)
+    )
+    assert "--speculative-algorithm" not in plain.command
+    for server in (plain, builtin, ours):
+        text = " ".join(server.command)
+        assert "--max-running-requests 32 --max-total-tokens 16384" in text
+        # Only DFLASH would otherwise wait for several free slots at this load.
+        assert "--min-free-slots-delay 1" in text
+        assert "--device" not in text
+
+    def flags(server: comparison.Server) -> list[str]:
+        return [word for word in server.command if word != str(server.port)]
+
+    assert flags(builtin) == flags(ours)
+    assert builtin.env["DFLASH_SGLANG_WORKER"] == "builtin"
+    assert "--speculative-dflash-block-size" in ours.command
+    assert not ours.detached
+    assert comparison.make_server(
+        comparison.choose_modes(options)[2], options._replace(serve=True)
+    ).detached
+
+
+def test_prompts_cover_the_families_in_turn() -> None:
+    families = [name for name, prompts in zoo.prompts("moe").items() if prompts]
+    chosen = comparison.choose_prompts("moe", 2 * len(families))
+    assert [prompt.family for prompt in chosen] == families * 2
+    everything = sum(map(len, zoo.prompts("moe").values()))
+    assert len(comparison.choose_prompts("moe", everything)) == everything
+    assert len(set(comparison.choose_prompts("moe", everything))) == everything
+
+
+@pytest.mark.parametrize("spelling", [["1", "4"], ["1,4"], ["1", "4", "1"]])
+def test_spellings_of_concurrency(spelling: list[str]) -> None:
+    assert demo.parse(["--concurrency", *spelling]).options.concurrency == (1, 4)
+
+
+def test_block_size_defaults_to_the_trained_one() -> None:
+    config = json.loads((zoo.path("moe").drafter / "config.json").read_text())
+    assert demo.parse([]).options.block_size == config["block_size"]
+    assert demo.parse(["--block-size", "4"]).options.block_size == 4
+
+
+@pytest.mark.parametrize("name", ["moe", "hybrid"])
+def test_a_pair_is_chosen_by_name(name: str) -> None:
+    options = demo.parse(["--model", name]).options
+    for mode in comparison.choose_modes(options):
+        server = comparison.make_server(mode, options)
+        assert str(zoo.path(name).verifier) in server.command
+        assert (str(zoo.path(name).drafter) in server.command) == (mode.name != PLAIN)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--block-size", "17"], "--block-size 17: the drafter takes 2 to 16"),
+        (["--block-size", "1"], "--block-size 1: the drafter takes 2 to 16"),
+        (["--prompts", "4"], "at least the highest concurrency (8)"),
+        (["--prompts", "1000000"], "at most the"),
+        (["--concurrency", "0"], "must be at least 1"),
+        (["--rounds", "0"], "must be at least 1"),
+        (["--json", "no/such/folder/x.json"], "there is no folder"),
+        (["--model", "nothing"], "invalid choice"),
+    ],
+)
+def test_refuses_before_a_server_is_started(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        demo.parse(arguments)
+    assert caught.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_differences_are_reported_once_per_row(capsys: pytest.CaptureFixture[str]) -> None:
+    same, other = (
+        comparison.load.Load((Answer("", ids, {"completion_tokens": 2}),), 1.0)
+        for ids in ((1, 2), (1, 3))
+    )
+    passes = [Pass("plain", 1, same), Pass("dflash", 1, other), Pass("dflash", 1, other)]
+    demo.report_differences(passes, same, ["question"])
+    assert capsys.readouterr().err.count("differs from plain at token 1") == 1

@@ -1,0 +1,111 @@
+"""Which worker serves: ours, or SGLang's own with one line that says why."""
+
+import logging
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from sglang.srt.plugins.hook_registry import HookRegistry
+from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
+
+from dflash_sglang import hooks, plugin
+from dflash_sglang.config import WORKER_VARIABLE
+from dflash_sglang.errors import ConfigError, PairError
+from dflash_sglang.preflight.pair import Finding, Layout, PairReport
+from dflash_sglang.preflight.pair.report import error
+from dflash_sglang.preflight.source import Mismatch, Name
+
+BUILTIN = object()
+
+
+@pytest.fixture
+def registered(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Targets that get hooked, without touching the process."""
+    targets: list[str] = []
+    monkeypatch.setattr(
+        HookRegistry, "register", lambda target, *args, **kwargs: targets.append(target)
+    )
+    return targets
+
+
+@pytest.fixture
+def plain_pair(monkeypatch: pytest.MonkeyPatch) -> None:
+    pair_of(monkeypatch, Layout.PLAIN)
+
+
+def pair_of(monkeypatch: pytest.MonkeyPatch, layout: Layout, *findings: Finding) -> None:
+    """Let the pair check answer this instead of reading files."""
+    report = PairReport("verifier", "drafter", layout, findings)
+    monkeypatch.setattr(hooks, "resolving_view", lambda server_args: server_args)
+    monkeypatch.setattr(hooks, "pair_report", lambda flags: report)
+
+
+def builtin_worker(*_: Any) -> object:
+    return BUILTIN
+
+
+def test_registration_sets_the_one_seam(registered: list[str]) -> None:
+    hooks.install()
+    assert registered == [hooks.CREATE_WORKER]
+
+
+def test_a_broken_contract_leaves_sglang_alone_and_says_so(
+    registered: list[str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    broken = Mismatch(Name("sglang.srt.somewhere:f", ("a",), "hooks"), "name not found")
+    monkeypatch.setattr(plugin, "verify_contract", lambda names: [broken])
+    with caplog.at_level(logging.WARNING):
+        plugin.register()
+    assert registered == []
+    (line,) = caplog.messages
+    assert "inactive" in line
+    assert "sglang.srt.somewhere:f" in line
+
+
+def test_another_algorithm_keeps_its_worker(registered: list[str]) -> None:
+    got = hooks.create_worker(builtin_worker, SpeculativeAlgorithm.NGRAM, SimpleNamespace())
+    assert got is BUILTIN
+    assert registered == []
+
+
+@pytest.mark.usefixtures("plain_pair")
+def test_the_variable_selects_sglangs_worker(
+    registered: list[str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv(WORKER_VARIABLE, "builtin")
+    with caplog.at_level(logging.WARNING):
+        got = hooks.create_worker(builtin_worker, SpeculativeAlgorithm.DFLASH, SimpleNamespace())
+    assert got is BUILTIN
+    assert registered == []
+    assert "SGLang's own worker" in caplog.text
+    assert WORKER_VARIABLE in caplog.text
+
+
+@pytest.mark.usefixtures("plain_pair")
+def test_an_unknown_choice_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(WORKER_VARIABLE, "fast")
+    with pytest.raises(ConfigError, match=r"'fast'.*dflash, builtin"):
+        hooks.create_worker(builtin_worker, SpeculativeAlgorithm.DFLASH, SimpleNamespace())
+
+
+@pytest.mark.parametrize(
+    "layout", [Layout.DFLASH2, Layout.DOMINO, Layout.LILICORR, Layout.NEMOTRON]
+)
+def test_other_heads_go_to_sglangs_worker_with_a_line(
+    layout: Layout,
+    registered: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    pair_of(monkeypatch, layout)
+    with caplog.at_level(logging.WARNING):
+        got = hooks.create_worker(builtin_worker, SpeculativeAlgorithm.DFLASH, SimpleNamespace())
+    assert got is BUILTIN
+    assert registered == []
+    assert layout.value in caplog.text
+
+
+def test_a_pair_that_cannot_work_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    pair_of(monkeypatch, Layout.PLAIN, error("taps", "a tap is the last layer", "5", "Retrain."))
+    with pytest.raises(PairError, match="a tap is the last layer"):
+        hooks.create_worker(builtin_worker, SpeculativeAlgorithm.DFLASH, SimpleNamespace())
