@@ -21,7 +21,7 @@ from typing import Any
 import dflash_sglang
 from dflash_sglang.config import WORKER_VARIABLE, WorkerChoice, read_config
 from dflash_sglang.errors import ConfigError
-from dflash_sglang.preflight.pair import PairReport, Server, check_pair
+from dflash_sglang.preflight.pair import PairReport, ServedBy, check_pair
 from dflash_sglang.preflight.sglang_names import (
     SGLANG_VERSION,
     installed_version,
@@ -63,7 +63,7 @@ class Verdict:
     contract: Contract
     plugin: Answer  # "active" or None
     platform: Answer  # "dflash_cpu", an accelerator, or None
-    worker: Answer  # a Server, or None
+    worker: Answer  # a ServedBy, or None
     pair: PairReport | None
 
     @property
@@ -156,14 +156,16 @@ def _worker(
     if plugin.name is None:
         if found.name == _CPU:
             return Answer(None, f"DFLASH needs this package on a CPU: {plugin.reason}")
-        return Answer(Server.SGLANG, plugin.reason)
+        return Answer(ServedBy.SGLANG, plugin.reason)
     if read_config(environment).worker is WorkerChoice.BUILTIN:
-        return Answer(Server.SGLANG, f"{WORKER_VARIABLE}={WorkerChoice.BUILTIN.value}")
-    if pair is None or pair.layout is None:
-        return Answer(Server.OURS, "for plain DFlash heads; other heads go to SGLang's own worker")
-    if pair.layout.server is Server.NOBODY:
-        return Answer(None, f"the drafter is a {pair.layout.value} head")
-    return Answer(pair.layout.server, f"the drafter is a {pair.layout.value} head")
+        return Answer(ServedBy.SGLANG, f"{WORKER_VARIABLE}={WorkerChoice.BUILTIN.value}")
+    if pair is None or pair.head_family is None:
+        return Answer(
+            ServedBy.OURS, "for plain DFlash heads; other heads go to SGLang's own worker"
+        )
+    if pair.head_family.served_by is ServedBy.UNSUPPORTED:
+        return Answer(None, f"the drafter is a {pair.head_family.value} head")
+    return Answer(pair.head_family.served_by, f"the drafter is a {pair.head_family.value} head")
 
 
 def render(verdict: Verdict) -> str:
@@ -183,8 +185,8 @@ def render(verdict: Verdict) -> str:
 
 
 def _render_pair(pair: PairReport) -> list[str]:
-    layout = "unreadable" if pair.layout is None else pair.layout.value
-    lines = [f"pair       {layout} head {pair.drafter} for {pair.verifier}"]
+    family = "unreadable" if pair.head_family is None else pair.head_family.value
+    lines = [f"pair       {family} head {pair.drafter} for {pair.verifier}"]
     for finding in pair.findings:
         lines += [
             f"  {finding.severity.value}: {finding.message} [{finding.code}]",

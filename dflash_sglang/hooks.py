@@ -12,7 +12,7 @@ from sglang.srt.plugins.hook_registry import HookRegistry, HookSource, HookType
 
 from dflash_sglang.config import WORKER_VARIABLE, WorkerChoice, read_config
 from dflash_sglang.errors import ContractError
-from dflash_sglang.preflight.pair import PairReport, Server
+from dflash_sglang.preflight.pair import PairReport, ServedBy
 from dflash_sglang.preflight.rollback import REQUEST_POOL, admit_replay
 from dflash_sglang.preflight.server_flags import pair_report, refuse_unsupported_flags
 from dflash_sglang.step.finish import finish_token_by_token
@@ -73,11 +73,10 @@ def create_worker(
 def _reason_for_builtin(report: PairReport) -> str | None:
     if read_config(os.environ).worker is WorkerChoice.BUILTIN:
         return f"{WORKER_VARIABLE} is {WorkerChoice.BUILTIN.value}"
-    # Without a layout the checkpoint could not be found to read; SGLang has loaded it all the same.
-    if report.layout is not None and report.layout.server is not Server.OURS:
-        return (
-            f"the draft checkpoint is a {report.layout.value} head, ours serves plain DFlash heads"
-        )
+    # Without a family the checkpoint could not be read here; SGLang has loaded it all the same.
+    if report.head_family is not None and report.head_family.served_by is not ServedBy.OURS:
+        family = report.head_family.value
+        return f"the draft checkpoint is a {family} head, ours serves plain DFlash heads"
     return None
 
 

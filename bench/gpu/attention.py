@@ -7,13 +7,23 @@ import torch
 from torch import Tensor
 
 from bench.gpu.cases import BF16, Inputs
-from dflash_sglang.core.draft_attention import Layout, Shape, Sight, lay_out, plan
+from dflash_sglang.core.draft_attention import (
+    AttentionWindow,
+    PagedLayout,
+    Shape,
+    paged_layout,
+    plan,
+)
 from dflash_sglang.drafter.reference import visibility
 
 BLOCK, HEADS, KV_HEADS, HEAD_DIM = 16, 32, 4, 128
 PAGES = 512
 SHAPE = Shape(HEADS, KV_HEADS, HEAD_DIM, HEAD_DIM**-0.5, 0.0, BF16, BF16)
-SIGHTS = (Sight(-1, causal=False), Sight(99, causal=True), Sight(99, causal=False))
+SIGHTS = (
+    AttentionWindow(-1, causal=False),
+    AttentionWindow(99, causal=True),
+    AttentionWindow(99, causal=False),
+)
 # A bfloat16 output of about 1 (2**-8), and weights that the kernel rounds to bfloat16.
 TOLERANCE = 2e-2
 
@@ -54,7 +64,7 @@ def new_setting(device: torch.device, page_size: int) -> Setting:
 def compare_all(
     device: torch.device, make_wrapper: MakeWrapper, capture: Capture
 ) -> Iterator[Attended]:
-    """Every sight and page size.
+    """Every window and page size.
 
     Args:
         device: of the tensors.
@@ -63,13 +73,15 @@ def compare_all(
     """
     for page_size in (1, 16):
         setting = new_setting(device, page_size)
-        for sight in SIGHTS:
-            name = f"{'causal' if sight.causal else 'non-causal'}, window_left {sight.window_left}"
+        for window in SIGHTS:
+            name = (
+                f"{'causal' if window.causal else 'non-causal'}, window_left {window.window_left}"
+            )
             name += f", pages of {page_size}"
-            expected = attend_in_torch(setting, REPLAYED, sight, page_size)
-            eager = run_eagerly(make_wrapper, setting, REPLAYED, sight, page_size)
+            expected = attend_in_torch(setting, REPLAYED, window, page_size)
+            eager = run_eagerly(make_wrapper, setting, REPLAYED, window, page_size)
             yield Attended(f"{name}, eager", worst(eager, expected))
-            replayed = run_replayed(make_wrapper, capture, setting, sight, page_size)
+            replayed = run_replayed(make_wrapper, capture, setting, window, page_size)
             yield Attended(f"{name}, replayed", worst(replayed, expected))
 
 
@@ -82,19 +94,23 @@ def run_eagerly(
     make_wrapper: MakeWrapper,
     setting: Setting,
     lengths: tuple[int, ...],
-    sight: Sight,
+    window: AttentionWindow,
     page_size: int,
 ) -> Tensor:
     """Plan and run without a graph."""
     wrapper = make_wrapper(new_workspace(setting), "NHD", backend="fa2")
-    layout = lay_out(torch.tensor(lengths), BLOCK, sight, page_size)
-    plan(wrapper, layout, pages_of(setting, layout, page_size), sight, SHAPE, page_size)
+    layout = paged_layout(torch.tensor(lengths), BLOCK, window, page_size)
+    plan(wrapper, layout, pages_of(setting, layout, page_size), window, SHAPE, page_size)
     out: Tensor = wrapper.run(setting.q, setting.cache, out=torch.empty_like(setting.q))
     return out
 
 
 def run_replayed(
-    make_wrapper: MakeWrapper, capture: Capture, setting: Setting, sight: Sight, page_size: int
+    make_wrapper: MakeWrapper,
+    capture: Capture,
+    setting: Setting,
+    window: AttentionWindow,
+    page_size: int,
 ) -> Tensor:
     """Capture at one batch of lengths, plan another, replay: as the draft graph does."""
     device, bs = setting.q.device, len(CAPTURED)
@@ -115,10 +131,10 @@ def run_replayed(
     )
 
     def replan(lengths: tuple[int, ...]) -> None:
-        layout = lay_out(torch.tensor(lengths), BLOCK, sight, page_size)
+        layout = paged_layout(torch.tensor(lengths), BLOCK, window, page_size)
         pages = pages_of(setting, layout, page_size)
         indices[: len(pages)] = pages
-        plan(wrapper, layout, indices[:0], sight, SHAPE, page_size)
+        plan(wrapper, layout, indices[:0], window, SHAPE, page_size)
 
     out = torch.empty_like(setting.q)
     replan(CAPTURED)
@@ -133,7 +149,7 @@ def new_workspace(setting: Setting) -> Tensor:
     return torch.zeros(128 << 20, dtype=torch.uint8, device=setting.q.device)
 
 
-def pages_of(setting: Setting, layout: Layout, page_size: int) -> Tensor:
+def pages_of(setting: Setting, layout: PagedLayout, page_size: int) -> Tensor:
     """The pages that a layout reads, one request after another."""
     first, count = layout.starts // page_size, layout.kv_indptr.diff()
     spans = zip(setting.tables, first.tolist(), count.tolist(), strict=True)
@@ -141,14 +157,14 @@ def pages_of(setting: Setting, layout: Layout, page_size: int) -> Tensor:
 
 
 def attend_in_torch(
-    setting: Setting, lengths: tuple[int, ...], sight: Sight, page_size: int
+    setting: Setting, lengths: tuple[int, ...], window: AttentionWindow, page_size: int
 ) -> Tensor:
     """By the reference drafter's definition, in float32, [bs * BLOCK, HEADS, HEAD_DIM]."""
-    window = None if sight.window_left < 0 else sight.window_left + 1
+    window = None if window.window_left < 0 else window.window_left + 1
     outs = []
     for row, prefix in enumerate(lengths):
         context, block = torch.arange(prefix), prefix + torch.arange(BLOCK)
-        seen = visibility(block[None], context[None], None, window=window, causal=sight.causal)
+        seen = visibility(block[None], context[None], None, window=window, causal=window.causal)
         keys, values = keys_and_values(setting, row, prefix + BLOCK, page_size)
         out = torch.nn.functional.scaled_dot_product_attention(
             setting.q[row * BLOCK : (row + 1) * BLOCK].float().transpose(0, 1),

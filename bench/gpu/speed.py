@@ -59,11 +59,11 @@ def step_calls(device: torch.device, bs: int) -> Iterator[Call]:
     positions, rows = new.ids(1000, bs), torch.arange(bs, device=device)
     table = new.ids(2**31 - 1, bs, 2048, dtype=torch.int32)
 
-    def lay_out() -> Block:
+    def paged_layout() -> Block:
         return prepare_block(positions, positions, rows, table, block_size=WIDTH, mask_token_id=7)
 
-    yield Call("prepare_block", lay_out, positions)
-    block = lay_out()
+    yield Call("prepare_block", paged_layout, positions)
+    block = paged_layout()
     yield Call("narrow_block", lambda: narrow_block(block, WIDTH // 2), block.ids)
     ids, others = new.ids(2, bs, WIDTH), new.ids(2, bs, WIDTH)
     yield Call("accept_match", lambda: accept_match(ids, others, positions), ids)

@@ -255,8 +255,8 @@ MUTANTS = (
     Mutant(
         "block_verify",
         "32-bit request address",
-        "request.to(tl.int64) * target_stride",
-        "request * target_stride",
+        "request.to(tl.int64) * verifier_stride",
+        "request * verifier_stride",
     ),
     Mutant(
         "accept_filtered",

@@ -207,9 +207,9 @@ def renorm_kernels(counter: ByteCounter) -> Iterator[None]:
 
         return run
 
-    def tree_sampling(target_probs: Tensor, draft_probs: Tensor, **_: Any) -> None:
+    def tree_sampling(verifier_probs: Tensor, draft_probs: Tensor, **_: Any) -> None:
         # One row of both for each request: the one where the walk ends.
-        row = (physical_bytes(target_probs) + physical_bytes(draft_probs)) // WIDTH
+        row = (physical_bytes(verifier_probs) + physical_bytes(draft_probs)) // WIDTH
         counter.add("tree_sampling", row, 0)
 
     replaced = {

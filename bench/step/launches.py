@@ -3,11 +3,10 @@
     python -m bench.step.launches [--json FILE]
 
 Both workers run their own code on fake CUDA tensors (`bench/harness/fake_gpu`): an overlapped
-server, one rank, the whole block verified, context KV in bfloat16. An op is counted when it makes or
-changes memory on the device; views and allocations are not. Two of ours are two launches each:
+server, one rank, the whole block verified, context KV in bfloat16. An op is counted when it makes
+or changes memory on the device; views and allocations are not. Two of ours are two launches each:
 `draft_tail`, which is inside the draft graph, and `accept_sampled`. Planning attention is the
-attention backend's and the same for both; it is not counted. The environment is that of
-``. launch/env.sh``.
+attention backend's and the same for both; it is not counted.
 """
 
 from __future__ import annotations

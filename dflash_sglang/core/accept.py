@@ -38,14 +38,14 @@ class Thresholds(NamedTuple):
 
 def match(
     draft_ids: Tensor,
-    target_ids: Tensor,
+    verifier_ids: Tensor,
     prefix_lens: Tensor,
     *,
     limit: Tensor | None = None,
     also: Tensor | None = None,
 ) -> Acceptance:
     """Accept the drafts that equal the verifier's tokens: see `dflash_kernels.accept_match`."""
-    return accept_match(draft_ids, target_ids, prefix_lens, limit=limit, also=also)
+    return accept_match(draft_ids, verifier_ids, prefix_lens, limit=limit, also=also)
 
 
 # The rules for sampled drafts; arguments and result of each are those of `block_verify`.
@@ -54,8 +54,8 @@ REJECTIONS = {Rule.TOKEN_WISE: token_wise, Rule.BLOCK: block_verify}
 
 def relaxed(
     draft_ids: Tensor,
-    target_ids: Tensor,
-    target_probs: Tensor,
+    verifier_ids: Tensor,
+    verifier_probs: Tensor,
     uniforms: Tensor,
     thresholds: Thresholds,
 ) -> Tensor:
@@ -69,8 +69,8 @@ def relaxed(
 
     Args:
         draft_ids: [bs, width] int64.
-        target_ids: [bs, width] int64, drawn from `target_probs`.
-        target_probs: [bs, width, vocab] float32.
+        verifier_ids: [bs, width] int64, drawn from `verifier_probs`.
+        verifier_probs: [bs, width, vocab] float32.
         uniforms: [bs, width - 1] float32 in [0, 1).
         thresholds: both in (0, 1].
 
@@ -79,11 +79,11 @@ def relaxed(
 
     Source: the help texts of the two flags in sglang/srt/arg_groups/fields/spec.py.
     """
-    p = target_probs[:, :-1].gather(2, draft_ids[:, 1:, None]).squeeze(2)
+    p = verifier_probs[:, :-1].gather(2, draft_ids[:, 1:, None]).squeeze(2)
     wanted = (p / thresholds.acc).clamp(max=1)
     # uniforms < (wanted - p) / (1 - p), without the division.
     by_chance = uniforms * (1 - p) < wanted - p
-    mismatch = draft_ids[:, 1:] != target_ids[:, :-1]
+    mismatch = draft_ids[:, 1:] != verifier_ids[:, :-1]
     return mismatch & (by_chance | ((p >= thresholds.single) & (thresholds.single < 1)))
 
 

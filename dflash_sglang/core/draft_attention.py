@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 
-class Sight(NamedTuple):
+class AttentionWindow(NamedTuple):
     """Which keys the slots of a layer see."""
 
     window_left: int  # keys so far behind a slot are the last it sees; -1: all are seen
@@ -41,7 +41,7 @@ class Shape(NamedTuple):
     kv_dtype: torch.dtype  # of the cache
 
 
-class Layout(NamedTuple):
+class PagedLayout(NamedTuple):
     """Where the keys of a batch of blocks are; all on the host."""
 
     starts: Tensor  # [bs] int32, the first position that is read
@@ -51,32 +51,34 @@ class Layout(NamedTuple):
     last_page_lens: Tensor  # [bs] int32, positions in the last page, 1 .. page_size
 
 
-def lay_out(prefix_lens: Tensor, block_size: int, sight: Sight, page_size: int = 1) -> Layout:
+def paged_layout(
+    prefix_lens: Tensor, block_size: int, window: AttentionWindow, page_size: int = 1
+) -> PagedLayout:
     """Lay out a batch of blocks.
 
     Args:
         prefix_lens: [bs] integers on the host, exact: committed tokens of each request.
         block_size: D.
-        sight: of the layers that the layout is for.
+        window: of the layers that the layout is for.
         page_size: positions to a page; reading starts at the beginning of one.
     """
     prefix_lens = prefix_lens.to(torch.int32)
     starts = torch.zeros_like(prefix_lens)
-    if sight.window_left >= 0:
-        starts = (prefix_lens - sight.window_left).clamp(min=0)
+    if window.window_left >= 0:
+        starts = (prefix_lens - window.window_left).clamp(min=0)
         starts -= starts % page_size
     kv_lens = prefix_lens - starts + block_size
     pages = (kv_lens + page_size - 1) // page_size
     rows = torch.arange(len(prefix_lens) + 1, dtype=torch.int32) * block_size
     kv_indptr = torch.nn.functional.pad(pages.cumsum(0, dtype=torch.int32), (1, 0))
-    return Layout(starts, kv_lens, rows, kv_indptr, (kv_lens - 1) % page_size + 1)
+    return PagedLayout(starts, kv_lens, rows, kv_indptr, (kv_lens - 1) % page_size + 1)
 
 
 def plan(
     wrapper: Any,
-    layout: Layout,
+    layout: PagedLayout,
     kv_indices: Tensor,
-    sight: Sight,
+    window: AttentionWindow,
     shape: Shape,
     page_size: int = 1,
 ) -> None:
@@ -88,7 +90,7 @@ def plan(
         layout: of this step.
         kv_indices: [pages] int32 on the device, page of every kv_indptr entry. A wrapper that is
             captured reads its own buffer; for that, an empty tensor, and the caller fills it.
-        sight: as in the layout.
+        window: as in the layout.
         shape: of the drafter's attention.
         page_size: as in the layout.
     """
@@ -101,9 +103,9 @@ def plan(
         shape.num_kv_heads,
         shape.head_dim,
         page_size,
-        causal=sight.causal,
+        causal=window.causal,
         # Here and not at the run: it chooses the kernel that has windows at all.
-        window_left=sight.window_left,
+        window_left=window.window_left,
         sm_scale=shape.scale,
         logits_soft_cap=shape.soft_cap,
         q_data_type=shape.dtype,

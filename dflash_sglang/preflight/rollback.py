@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from dflash_sglang.config import Rollback, Settings, WorkerChoice, read_config, read_settings
-from dflash_sglang.preflight.pair import Server, check_pair
+from dflash_sglang.preflight.pair import ServedBy, check_pair
 
 if TYPE_CHECKING:
     from sglang.srt.mem_cache.kv_cache_configurator import KVCacheConfigurator
@@ -124,7 +124,7 @@ def _ours(flags: Any) -> bool:
         revision=flags.revision,
         draft_revision=flags.speculative_draft_model_revision,
     )
-    return pair.layout is None or pair.layout.server is Server.OURS
+    return pair.head_family is None or pair.head_family.served_by is ServedBy.OURS
 
 
 def _replays(settings: Settings, device: str) -> bool:

@@ -22,7 +22,7 @@ from dflash_sglang.preflight.accept_rule_flags import (
     admit_block_verification,
     rule_problems,
 )
-from dflash_sglang.preflight.pair import Layout, PairReport, check_pair, numbered
+from dflash_sglang.preflight.pair import HeadFamily, PairReport, check_pair, numbered
 from dflash_sglang.preflight.refused_flags import REFUSED, START_STEP, WITHOUT_EFFECT, Flag
 from dflash_sglang.preflight.rollback import (
     LINEAR_STEP,
@@ -90,7 +90,10 @@ def check_start(flags: Any, environment: Mapping[str, str]) -> None:
     for finding in report.warnings:
         logger.warning("DFLASH pair: %s", finding)
     report.raise_if_bad()
-    ours = report.layout is Layout.PLAIN and read_config(environment).worker is WorkerChoice.DFLASH
+    ours = (
+        report.head_family is HeadFamily.PLAIN
+        and read_config(environment).worker is WorkerChoice.DFLASH
+    )
     if ours:
         refuse_unsupported_flags(flags)
         settings, size = read_settings(flags.speculative_adaptive_config), block_size(flags)

@@ -15,7 +15,7 @@ from dflash_sglang.core import accept
 from dflash_sglang.core.accept import Rule, Thresholds
 from dflash_sglang.step.draft import Draft
 from dflash_sglang.step.fused_draw import draw_and_accept, draws_fused
-from dflash_sglang.step.verifier_sampling import TargetSampler
+from dflash_sglang.step.verifier_sampling import VerifierSampler
 
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import ScheduleBatch
@@ -35,7 +35,7 @@ def chosen_rule() -> Rule:
 class Acceptor:
     """Accepts drafts. Greedy requests match, whatever the rule of the others."""
 
-    def __init__(self, rule: Rule, sampler: TargetSampler, tp_sync: SpecTpSync) -> None:
+    def __init__(self, rule: Rule, sampler: VerifierSampler, tp_sync: SpecTpSync) -> None:
         self._rule = rule
         self._sampler = sampler
         self._tp_sync = tp_sync
@@ -71,8 +71,8 @@ class Acceptor:
         if draft.proposal is None:
             return self._match(batch, draft.ids, logits, positions, limit)
         greedy = batch.sampling_info.top_ks <= 1
-        target_ids = logits.argmax(dim=-1).view(draft.ids.shape)  # of the greedy requests
-        matched = accept.match(draft.ids, target_ids, batch.seq_lens, limit=limit)
+        verifier_ids = logits.argmax(dim=-1).view(draft.ids.shape)  # of the greedy requests
+        matched = accept.match(draft.ids, verifier_ids, batch.seq_lens, limit=limit)
         probs = self._sampler.probs(logits, batch, draft.ids.shape)
         bs, width = draft.ids.shape
         uniforms = self.uniforms(bs, width, logits.device)
@@ -100,15 +100,15 @@ class Acceptor:
             return self._draw(batch, draft_ids, logits, limit)
         # Before the draw: the sampler overwrites the logits.
         probs = self._sampler.probs(logits, batch, draft_ids.shape) if relax else None
-        target_ids = self._sampler.choose(logits, batch, positions)
+        verifier_ids = self._sampler.choose(logits, batch, positions)
         # Ranks draw from their own generators: rank 0 decides.
-        self._tp_sync.sync(SpecTpSyncSite.DFLASH_ACCEPT_SAMPLE, target_ids)
+        self._tp_sync.sync(SpecTpSyncSite.DFLASH_ACCEPT_SAMPLE, verifier_ids)
         also = None
         if probs is not None:
             uniforms = self.uniforms(draft_ids.shape[0], draft_ids.shape[1] - 1, logits.device)
-            also = accept.relaxed(draft_ids, target_ids, probs, uniforms, thresholds)
+            also = accept.relaxed(draft_ids, verifier_ids, probs, uniforms, thresholds)
             also &= (batch.sampling_info.top_ks > 1)[:, None]
-        return accept.match(draft_ids, target_ids, batch.seq_lens, limit=limit, also=also)
+        return accept.match(draft_ids, verifier_ids, batch.seq_lens, limit=limit, also=also)
 
     def _draw(
         self, batch: ScheduleBatch, draft_ids: Tensor, logits: Tensor, limit: Tensor | None
@@ -117,8 +117,8 @@ class Acceptor:
         if not self._tp_sync.enabled(SpecTpSyncSite.DFLASH_ACCEPT_SAMPLE):
             return accepted
         # As below: ranks have drawn seeds of their own, rank 0 decides.
-        target_ids = self._tp_sync.sync(SpecTpSyncSite.DFLASH_ACCEPT_SAMPLE, accepted.output_ids)
-        return accept.match(draft_ids, target_ids, batch.seq_lens, limit=limit)
+        verifier_ids = self._tp_sync.sync(SpecTpSyncSite.DFLASH_ACCEPT_SAMPLE, accepted.output_ids)
+        return accept.match(draft_ids, verifier_ids, batch.seq_lens, limit=limit)
 
     def _current_thresholds(self) -> Thresholds:
         """The thresholds in force: SGLang's /set_internal_state can change them."""

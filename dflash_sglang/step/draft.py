@@ -26,7 +26,7 @@ from torch import Tensor
 from dflash_sglang.core.sampled_draft import Candidates, sample_drafts
 from dflash_sglang.step.draft_tail import DraftTail
 from dflash_sglang.step.draft_window import DraftWindow
-from dflash_sglang.step.setup.draft_attention import for_blocks
+from dflash_sglang.step.setup.draft_attention import select_draft_backend
 from dflash_sglang.step.setup.width_runners import WidthRunners
 from dflash_sglang.step.state import host_block_lens
 
@@ -79,7 +79,7 @@ class Drafter:
     def __init__(
         self,
         *,
-        target_runner: ModelRunner,
+        verifier_runner: ModelRunner,
         draft_runner: ModelRunner,
         layout: DraftParallelLayout,
         widths: Collection[int],
@@ -88,15 +88,15 @@ class Drafter:
         mask_embedding: Tensor | None,
         sampling: DraftSampling | None,
     ) -> None:
-        self._target_model = target_runner.model
+        self._verifier_model = verifier_runner.model
         self._runner = draft_runner
         self._layout = layout
         self._window = window
         self._mask_embedding = mask_embedding
-        self._embed_tokens = unwrap_lora_layer(self._target_model.get_input_embeddings())
-        scale = getattr(self._target_model, "get_dflash_noise_embedding_scale", None)
+        self._embed_tokens = unwrap_lora_layer(self._verifier_model.get_input_embeddings())
+        scale = getattr(self._verifier_model, "get_dflash_noise_embedding_scale", None)
         self._embedding_scale: float = 1.0 if scale is None else scale()
-        lm_head = unwrap_lora_layer(self._target_model.lm_head)
+        lm_head = unwrap_lora_layer(self._verifier_model.lm_head)
         self._sampling = sampling
         top_k = 1 if sampling is None else sampling.top_k
         self._shapes = {
@@ -131,7 +131,7 @@ class Drafter:
         self._runner.attn_backend = self._attention(self._runner.attn_backend, self._width)
 
     def _attention(self, backend: Any, width: int) -> Any:
-        return for_blocks(self._runner, backend, width)
+        return select_draft_backend(self._runner, backend, width)
 
     def attn_backends(self) -> tuple[Any, ...]:
         """All attention backends of the drafter."""

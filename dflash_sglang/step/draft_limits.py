@@ -96,14 +96,14 @@ def wish_problem(custom_params: Mapping[str, Any] | None) -> str | None:
     )
 
 
-def draft_range(draft_config: Any, target_config: ModelConfig) -> int | None:
+def draft_range(draft_config: Any, verifier_config: ModelConfig) -> int | None:
     """Positions the drafter was made for; None when no request can get past them.
 
     Args:
         draft_config: the drafter's own config.json.
-        target_config: SGLang's view of the verifier.
+        verifier_config: SGLang's view of the verifier.
     """
     positions: int | None = getattr(draft_config, "max_position_embeddings", None)
     # The last block of a request reaches past the context by its rejected drafts.
-    reached = target_config.context_len + get_spec().speculative_num_draft_tokens
+    reached = verifier_config.context_len + get_spec().speculative_num_draft_tokens
     return None if positions is None or positions >= reached else positions

@@ -31,7 +31,7 @@ class DraftWindow:
 
     def bind(self, target_pool: ReqToTokenPool, draft_pool: ReqToTokenPool) -> None:
         """Set the tables; they exist only once the pools are allocated."""
-        self._target_table: Tensor = target_pool.req_to_token
+        self._verifier_table: Tensor = target_pool.req_to_token
         self._draft_table: Tensor = draft_pool.req_to_token
 
     def rebuild(
@@ -53,10 +53,10 @@ class DraftWindow:
         start = self._start(prefix)
         columns = torch.arange(self._num_columns, device=prefix.device)
         # The verifier's row already holds the block's slots; columns past them are never read.
-        source = (start[:, None] + columns).clamp(max=self._target_table.shape[1] - 1)
+        source = (start[:, None] + columns).clamp(max=self._verifier_table.shape[1] - 1)
         rows = batch.req_pool_indices[:, None]
         kept = min(self._num_columns, self._draft_table.shape[1])
-        self._draft_table[rows, columns[None, :kept]] = self._target_table[rows, source[:, :kept]]
+        self._draft_table[rows, columns[None, :kept]] = self._verifier_table[rows, source[:, :kept]]
         if batch.seq_lens_cpu is None:
             return prefix - start, seq_lens_cpu.clamp(max=self._longest_prefix + width)
         # Exact, not a bound: `BlockAttention` reads as many keys as this says.

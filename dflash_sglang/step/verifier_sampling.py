@@ -9,7 +9,7 @@ import torch
 from sglang.srt.layers.logits_processor import LogitsProcessorOutput
 from torch import Tensor
 
-from dflash_sglang.core.target import Filters, target_probs
+from dflash_sglang.core.distribution import Filters, verifier_probs
 from dflash_sglang.step.logit_processors import apply_processors
 from dflash_sglang.step.penalties import PenalisedRows, Penalties
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from sglang.srt.sampling.sampling_batch_info import SamplingBatchInfo
 
 
-class TargetSampler:
+class VerifierSampler:
     """Applies a request's rules to the verifier's logits and picks a token at each position.
 
     Sampled rows are drawn by SGLang's ordinary sampler, so temperature, top-k, top-p, min-p, seeds
@@ -79,7 +79,7 @@ class TargetSampler:
                 info.need_top_k_sampling or info.need_top_p_sampling or info.need_min_p_sampling
             ),
         )
-        return target_probs(logits, filters).view(*shape, -1)
+        return verifier_probs(logits, filters).view(*shape, -1)
 
     def choose(self, logits: Tensor, batch: ScheduleBatch, positions: Tensor) -> Tensor:
         """The verifier's token at each position.

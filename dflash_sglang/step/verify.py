@@ -14,7 +14,7 @@ from torch import Tensor
 from dflash_sglang.step.penalties import PenalisedRows
 from dflash_sglang.step.setup.width_runners import WidthRunners
 from dflash_sglang.step.state import host_block_lens
-from dflash_sglang.step.verifier_sampling import TargetSampler
+from dflash_sglang.step.verifier_sampling import VerifierSampler
 
 if TYPE_CHECKING:
     from sglang.srt.layers.logits_processor import LogitsProcessorOutput
@@ -37,7 +37,7 @@ class Verifier:
     """Runs the verifier over `width` tokens per request and applies the requests' rules."""
 
     def __init__(
-        self, target_worker: TpModelWorker, sampler: TargetSampler, runners: WidthRunners
+        self, target_worker: TpModelWorker, sampler: VerifierSampler, runners: WidthRunners
     ) -> None:
         self._worker = target_worker
         self._sampler = sampler

@@ -50,7 +50,7 @@ from dflash_sglang.step.setup.calibration import Calibration
 from dflash_sglang.step.setup.op_self_test import op_shapes, prepare_ops
 from dflash_sglang.step.setup.width_runners import WidthRunners
 from dflash_sglang.step.state import DraftState, host_prefix_lens
-from dflash_sglang.step.verifier_sampling import TargetSampler
+from dflash_sglang.step.verifier_sampling import VerifierSampler
 from dflash_sglang.step.verify import Verified, Verifier
 from dflash_sglang.step.width_control import Choice, Widths
 
@@ -105,7 +105,7 @@ class DFlashWorker(BaseSpecWorker):
         self._limits = DraftLimits(self.block_size, self._draft_range, self.device)
         self._context_kv = ContextKV(self._draft_runner, self.draft_parallel_layout)
         self._penalties = Penalties(self.model_runner.model_config.vocab_size, self.device)
-        sampler = TargetSampler(self.model_runner, self._penalties)
+        sampler = VerifierSampler(self.model_runner, self._penalties)
         self._widths = Widths(
             self.block_size, settings.width_settings(self.block_size), self._limits, self.device
         )
@@ -138,7 +138,7 @@ class DFlashWorker(BaseSpecWorker):
     def _make_drafter(self) -> Drafter:
         sampling = DraftSampling(self._settings.draft_temperature, self._settings.draft_top_k)
         return Drafter(
-            target_runner=self.model_runner,
+            verifier_runner=self.model_runner,
             draft_runner=self._draft_runner,
             layout=self.draft_parallel_layout,
             widths={*self._widths.ladder, self.block_size} - {1},
@@ -151,11 +151,11 @@ class DFlashWorker(BaseSpecWorker):
         )
 
     def _build_draft_worker(self, server_args: ServerArgs, gpu_id: int, nccl_port: int) -> None:
-        target_runner = self.model_runner
-        draft_config = target_runner.spec_aux_config.draft_model_config
-        self._draft_range = draft_range(draft_config.hf_config, target_runner.model_config)
+        verifier_runner = self.model_runner
+        draft_config = verifier_runner.spec_aux_config.draft_model_config
+        self._draft_range = draft_range(draft_config.hf_config, verifier_runner.model_config)
         self.draft_parallel_layout = resolve_draft_parallel_layout(
-            model_draft_parallel_spec(draft_config, spec_algorithm=target_runner.spec_algorithm),
+            model_draft_parallel_spec(draft_config, spec_algorithm=verifier_runner.spec_algorithm),
             collapse_cp=True,
         )
         # SGLang refuses a drafter with a shorter context than the verifier's; ours is not asked
@@ -170,7 +170,7 @@ class DFlashWorker(BaseSpecWorker):
                 server_args=server_args,
                 gpu_id=gpu_id,
                 nccl_port=nccl_port,
-                target_model_config=target_runner.model_config,
+                target_model_config=verifier_runner.model_config,
                 algo_label="DFLASH",
             )
         self._draft_worker = bundle.draft_worker

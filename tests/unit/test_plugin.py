@@ -11,7 +11,7 @@ from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 from dflash_sglang import hooks, plugin
 from dflash_sglang.config import WORKER_VARIABLE
 from dflash_sglang.errors import ConfigError, PairError
-from dflash_sglang.preflight.pair import Finding, Layout, PairReport
+from dflash_sglang.preflight.pair import Finding, HeadFamily, PairReport
 from dflash_sglang.preflight.pair.report import error
 from dflash_sglang.preflight.source import Mismatch, Name
 
@@ -30,12 +30,12 @@ def registered(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 @pytest.fixture
 def plain_pair(monkeypatch: pytest.MonkeyPatch) -> None:
-    pair_of(monkeypatch, Layout.PLAIN)
+    pair_of(monkeypatch, HeadFamily.PLAIN)
 
 
-def pair_of(monkeypatch: pytest.MonkeyPatch, layout: Layout, *findings: Finding) -> None:
+def pair_of(monkeypatch: pytest.MonkeyPatch, family: HeadFamily, *findings: Finding) -> None:
     """Let the pair check answer this instead of reading files."""
-    report = PairReport("verifier", "drafter", layout, findings)
+    report = PairReport("verifier", "drafter", family, findings)
     monkeypatch.setattr(hooks, "resolving_view", lambda server_args: server_args)
     monkeypatch.setattr(hooks, "pair_report", lambda flags: report)
 
@@ -89,23 +89,25 @@ def test_an_unknown_choice_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    "layout", [Layout.DFLASH2, Layout.DOMINO, Layout.LILICORR, Layout.NEMOTRON]
+    "family", [HeadFamily.DFLASH2, HeadFamily.DOMINO, HeadFamily.LILICORR, HeadFamily.NEMOTRON]
 )
 def test_other_heads_go_to_sglangs_worker_with_a_line(
-    layout: Layout,
+    family: HeadFamily,
     registered: list[str],
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    pair_of(monkeypatch, layout)
+    pair_of(monkeypatch, family)
     with caplog.at_level(logging.WARNING):
         got = hooks.create_worker(builtin_worker, SpeculativeAlgorithm.DFLASH, SimpleNamespace())
     assert got is BUILTIN
     assert registered == []
-    assert layout.value in caplog.text
+    assert family.value in caplog.text
 
 
 def test_a_pair_that_cannot_work_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    pair_of(monkeypatch, Layout.PLAIN, error("taps", "a tap is the last layer", "5", "Retrain."))
+    pair_of(
+        monkeypatch, HeadFamily.PLAIN, error("taps", "a tap is the last layer", "5", "Retrain.")
+    )
     with pytest.raises(PairError, match="a tap is the last layer"):
         hooks.create_worker(builtin_worker, SpeculativeAlgorithm.DFLASH, SimpleNamespace())

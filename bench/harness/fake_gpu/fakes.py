@@ -105,12 +105,12 @@ class FakeServer:
             enable_alt_stream=False,
         )
         self.draft_runner = self._runner(model=self.drafter, forward=self._draft_forward)
-        self.target_runner = self._runner(
+        self.verifier_runner = self._runner(
             model=_Verifier(),
             sampler=None,
         )
         self.target_worker = SimpleNamespace(
-            model_runner=self.target_runner,
+            model_runner=self.verifier_runner,
             device="cuda",
             forward_batch_generation=self._verify_forward,
         )
@@ -175,7 +175,7 @@ class FakeServer:
         self, *, forward_batch: Any, skip_attn_backend_init: bool | None = None, **_: Any
     ) -> GenerationBatchResult:
         if not skip_attn_backend_init:
-            self.target_runner.attn_backend.init_forward_metadata(forward_batch)
+            self.verifier_runner.attn_backend.init_forward_metadata(forward_batch)
         tokens = forward_batch.input_ids.shape[0]
         output = LogitsProcessorOutput(
             next_token_logits=new(tokens, VOCABULARY, dtype=torch.float32),

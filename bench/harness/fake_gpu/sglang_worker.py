@@ -69,7 +69,7 @@ class SGLangStep:
 def _worker(server: FakeServer) -> module.DFlashWorkerV2:
     """The worker as its constructor leaves it on CUDA, graphs captured, buffers allocated."""
     worker = module.DFlashWorkerV2.__new__(module.DFlashWorkerV2)
-    lm_head = server.target_runner.model.lm_head
+    lm_head = server.verifier_runner.model.lm_head
     sampler = module._DflashDraftSampler(
         weight=lm_head.weight,
         block_size=BLOCK,
@@ -81,7 +81,7 @@ def _worker(server: FakeServer) -> module.DFlashWorkerV2:
     attention = server.drafter.layers[0].self_attn
     values = {
         "_target_worker": server.target_worker,
-        "model_runner": server.target_runner,
+        "model_runner": server.verifier_runner,
         "draft_model_runner": server.draft_runner,
         "draft_model": server.drafter,
         "draft_parallel_layout": SimpleNamespace(tp_group=None),
@@ -96,7 +96,7 @@ def _worker(server: FakeServer) -> module.DFlashWorkerV2:
         "_noise_embed_scale": 1.0,
         "_full_embed_gpu": None,
         "_need_mamba_verify_commit": False,
-        "_target_logits_processor": None,
+        "_verifier_logits_processor": None,
         "use_compact_draft_cache": False,
         "_use_triton_prepare_block": True,
         "_use_triton_accept_bonus": True,

@@ -27,15 +27,15 @@ def spoil(*args: Any, **kwargs: Any) -> None:
         accept.accept_match = _accept_all  # type: ignore[attr-defined]
 
 
-def _whole_law(proposal: Any, target_probs: Any, accept_len: Any, ratio: Any, last: Any) -> Any:
+def _whole_law(proposal: Any, verifier_probs: Any, accept_len: Any, ratio: Any, last: Any) -> Any:
     import torch
 
-    return target_probs[torch.arange(len(accept_len)), accept_len]
+    return verifier_probs[torch.arange(len(accept_len)), accept_len]
 
 
-def _accept_all(draft_ids: Any, target_ids: Any, prefix_lens: Any, **_: Any) -> Any:
+def _accept_all(draft_ids: Any, verifier_ids: Any, prefix_lens: Any, **_: Any) -> Any:
     import torch
     from dflash_kernels.accept_match import accept_match
 
     also = torch.ones_like(draft_ids[:, 1:], dtype=torch.bool)
-    return accept_match(draft_ids, target_ids, prefix_lens, also=also)
+    return accept_match(draft_ids, verifier_ids, prefix_lens, also=also)

@@ -1,6 +1,6 @@
 """How many tokens of a drafted block are verified, decided before every step; plain Python.
 
-`WidthPolicy` decides; `Acceptance` knows how drafts have fared, `CostTable` what a step takes.
+`WidthPolicy` decides; `AcceptanceModel` knows how drafts have fared, `CostTable` what a step takes.
 """
 
 from dflash_sglang.core.width.cost_model import CostTable, RunningMedian

@@ -71,7 +71,7 @@ class Request:
         self.group = (bisect(BOUNDS, self.difficulty) - WIDEST_CLASS, self.max_width)
 
 
-class Acceptance:
+class AcceptanceModel:
     """Rejection curve of the server and difficulty of each running request."""
 
     def __init__(self, block_size: int, half_life: float) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from math import inf
 from typing import NamedTuple
 
-from dflash_sglang.core.width.acceptance_model import Acceptance, Groups
+from dflash_sglang.core.width.acceptance_model import AcceptanceModel, Groups
 from dflash_sglang.core.width.confidence import Confidence, expected_commits
 from dflash_sglang.core.width.cost_model import CostTable
 from dflash_sglang.core.width.settings import WidthSettings
@@ -80,7 +80,7 @@ class WidthPolicy:
         self._leave_at = 1 + settings.hysteresis
         self._explore_share = settings.explore_share
         self._costs = costs
-        self._acceptance = Acceptance(block_size, settings.half_life)
+        self._acceptance = AcceptanceModel(block_size, settings.half_life)
         self._confidence = Confidence(settings.half_life)
         self._keep = 0.5 ** (1 / settings.half_life)
         # By (batch size, width): tokens a step, of how many answers, and steps since the last one.

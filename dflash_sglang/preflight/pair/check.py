@@ -12,45 +12,49 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from dflash_sglang.drafter.checkpoint import CheckpointError
-from dflash_sglang.preflight.pair.layout import (
+from dflash_sglang.preflight.pair.family import (
     PLAIN_ARCHITECTURE,
-    Layout,
-    Server,
+    HeadFamily,
+    ServedBy,
     architectures,
-    draft_layout,
+    head_family,
 )
+
+from dflash_sglang.drafter.checkpoint import CheckpointError
+from dflash_sglang.preflight.pair.facts import Side, read_side
 from dflash_sglang.preflight.pair.locate import locate
 from dflash_sglang.preflight.pair.report import Finding, PairReport, Severity, error
 from dflash_sglang.preflight.pair.rule import Pair
 from dflash_sglang.preflight.pair.rules_plain import PLAIN_RULES
 from dflash_sglang.preflight.pair.rules_shared import SHARED_RULES
-from dflash_sglang.preflight.pair.side import Side, read_side
 from dflash_sglang.preflight.pair.verifier import UNKNOWN_VERIFIER, VerifierFacts, read_facts
 from dflash_sglang.preflight.pair.weights import weight_findings
 
-_REFUSED_LAYOUTS = {
-    Layout.ANCHOR_FIRST: (
+_REFUSED_HEADS = {
+    HeadFamily.ANCHOR_FIRST: (
         "the drafter is anchor-first (sample_from_anchor): its first slot predicts, so DFLASH "
         "would read every position one off",
-        "Serve it with a server that knows the layout, or retrain without sample_from_anchor.",
+        "Serve it with a server that knows the head family, or retrain without sample_from_anchor.",
     ),
-    Layout.SPECULATORS: (
+    HeadFamily.SPECULATORS: (
         "the drafter's config.json is in the speculators format, whose layer ids count from one",
         "Convert it to the plain DFlash format (dflash_config with 0-based target_layer_ids) "
         "first.",
     ),
-    Layout.DSPARK: (
+    HeadFamily.DSPARK: (
         "the drafter is a DSpark head",
         "Serve it with --speculative-algorithm DSPARK.",
     ),
-    Layout.EAGLE: ("the drafter is an EAGLE head", "Serve it with --speculative-algorithm EAGLE3."),
-    Layout.REDUCED_VOCABULARY: (
+    HeadFamily.EAGLE: (
+        "the drafter is an EAGLE head",
+        "Serve it with --speculative-algorithm EAGLE3.",
+    ),
+    HeadFamily.REDUCED_VOCABULARY: (
         "the drafter has a head of its own over a reduced vocabulary (draft_vocab_size, d2t), and "
         "DFLASH would put the verifier's head in its place",
         "Use a drafter that shares the verifier's vocabulary and head.",
     ),
-    Layout.UNKNOWN: (
+    HeadFamily.UNKNOWN: (
         "the drafter is not a draft head that SGLang 0.5.23 serves as DFLASH",
         f'Give a DFlash draft checkpoint: architectures ["{PLAIN_ARCHITECTURE}"].',
     ),
@@ -94,27 +98,27 @@ def check_pair(
         drafter_at, "drafter", "--speculative-draft-model-path", overrides, with_weights
     )
     findings, unchecked = target.findings + draft.findings, target.unchecked + draft.unchecked
-    layout = None
+    family = None
     if draft.config is not None:
-        layout = draft_layout(draft.config, draft.tensors or ())
-        if layout.server is Server.NOBODY:
-            findings.append(_refused(layout, draft, target))
+        family = head_family(draft.config, draft.tensors or ())
+        if family.served_by is ServedBy.UNSUPPORTED:
+            findings.append(_refused(family, draft, target))
         else:
             facts = _facts(target, findings, unchecked)
-            pair = Pair(draft.config, layout, facts, block_size, tp_size)
+            pair = Pair(draft.config, family, facts, block_size, tp_size)
             findings += _fit(pair, draft)
-            if layout.server is Server.SGLANG:
-                unchecked.append(f"tensors of a {layout} head: SGLang's own worker serves it")
+            if family.served_by is ServedBy.SGLANG:
+                unchecked.append(f"tensors of a {family} head: SGLang's own worker serves it")
     return PairReport(
         verifier=str(verifier),
         drafter=str(drafter),
-        layout=layout,
+        head_family=family,
         findings=tuple(sorted(findings, key=lambda f: f.severity is not Severity.ERROR)),
         unchecked=tuple(unchecked),
     )
 
 
-def _refused(layout: Layout, draft: Side, target: Side) -> Finding:
+def _refused(family: HeadFamily, draft: Side, target: Side) -> Finding:
     if target.config is not None and PLAIN_ARCHITECTURE in architectures(target.config):
         return error(
             "swapped",
@@ -122,7 +126,7 @@ def _refused(layout: Layout, draft: Side, target: Side) -> Finding:
             f"--model-path {target.place.given} is a draft head",
             "Exchange --model-path and --speculative-draft-model-path.",
         )
-    message, fix = _REFUSED_LAYOUTS[layout]
+    message, fix = _REFUSED_HEADS[family]
     names = list(architectures(draft.config or {}))
     return error("layout", message, f"architectures {names}", fix)
 
@@ -149,7 +153,7 @@ def _facts(target: Side, findings: list[Finding], unchecked: list[str]) -> Verif
 
 
 def _fit(pair: Pair, draft: Side) -> list[Finding]:
-    plain = pair.layout.server is Server.OURS
+    plain = pair.family.served_by is ServedBy.OURS
     rules = SHARED_RULES + (PLAIN_RULES if plain else ())
     found = [finding for rule in rules for finding in rule(pair)]
     if plain and not any(finding.severity is Severity.ERROR for finding in found):

@@ -8,7 +8,7 @@ from enum import StrEnum
 from typing import Any
 
 from dflash_sglang.errors import PairError
-from dflash_sglang.preflight.pair.layout import Layout
+from dflash_sglang.preflight.pair.head_family import HeadFamily
 
 
 class Severity(StrEnum):
@@ -48,7 +48,7 @@ class PairReport:
 
     verifier: str  # as given
     drafter: str  # as given
-    layout: Layout | None  # None: no readable config.json
+    head_family: HeadFamily | None  # None: no readable config.json
     findings: tuple[Finding, ...] = ()
     unchecked: tuple[str, ...] = field(default=())  # what could not be looked at, and why
 
@@ -84,7 +84,7 @@ class PairReport:
         return {
             "verifier": self.verifier,
             "drafter": self.drafter,
-            "layout": self.layout.value if self.layout is not None else None,
+            "layout": self.head_family.value if self.head_family is not None else None,
             "ok": self.ok,
             "findings": [asdict(finding) for finding in self.findings],
             "unchecked": list(self.unchecked),

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from dflash_sglang.preflight.pair.layout import Layout, setting
+from dflash_sglang.preflight.pair.head_family import HeadFamily, setting
 from dflash_sglang.preflight.pair.report import Finding
 from dflash_sglang.preflight.pair.verifier import VerifierFacts
 
@@ -20,7 +20,7 @@ class Pair:
     """What the rules look at."""
 
     draft: Mapping[str, Any]  # config.json of the drafter
-    layout: Layout
+    family: HeadFamily
     verifier: VerifierFacts
     block_size: int | None  # asked for on the command line; None: the trained one
     tp_size: int

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from dflash_sglang.preflight.pair.layout import setting
+from dflash_sglang.preflight.pair.head_family import setting
 from dflash_sglang.preflight.pair.report import Finding, error, warning
 from dflash_sglang.preflight.pair.rule import Pair, as_int
 

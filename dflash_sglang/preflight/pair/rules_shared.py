@@ -8,7 +8,7 @@ from dflash_sglang.preflight.pair.architectures import (
     CAPTURING_ARCHITECTURES,
     OWN_HEAD_ARCHITECTURES,
 )
-from dflash_sglang.preflight.pair.layout import setting
+from dflash_sglang.preflight.pair.head_family import setting
 from dflash_sglang.preflight.pair.report import Finding, error, warning
 from dflash_sglang.preflight.pair.rule import Pair, Rule, as_int
 from dflash_sglang.preflight.pair.rules_mask import mask_token

@@ -10,7 +10,7 @@ from typing import Any
 
 from dflash_sglang.drafter.checkpoint import CheckpointError, TensorInfo, read_headers
 from dflash_sglang.preflight.pair.architectures import OUTER_TIE_ARCHITECTURES
-from dflash_sglang.preflight.pair.layout import architectures
+from dflash_sglang.preflight.pair.head_family import architectures
 
 # Wrappers of multimodal models keep the language model's configuration under one of these.
 _TEXT_SECTIONS = ("text_config", "llm_config", "language_config")

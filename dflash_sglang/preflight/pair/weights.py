@@ -11,7 +11,7 @@ from dflash_sglang.drafter.checkpoint import (
     parse_config,
     tensor_problems,
 )
-from dflash_sglang.preflight.pair.layout import architectures, dflash_section
+from dflash_sglang.preflight.pair.head_family import architectures, dflash_section
 from dflash_sglang.preflight.pair.report import Finding, error, numbered
 
 # Settings SGLang also takes from the top level of a draft configuration; the parser wants them in

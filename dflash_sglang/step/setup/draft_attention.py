@@ -14,7 +14,13 @@ from sglang.srt.utils.common import async_h2d_stack
 from torch import Tensor
 from torch.nn.functional import pad
 
-from dflash_sglang.core.draft_attention import Layout, Shape, Sight, lay_out, plan
+from dflash_sglang.core.draft_attention import (
+    AttentionWindow,
+    PagedLayout,
+    Shape,
+    paged_layout,
+    plan,
+)
 
 if TYPE_CHECKING:
     from sglang.srt.model_executor.forward_batch_info import ForwardBatch
@@ -41,13 +47,13 @@ class BlockAttention(AttentionBackend):
         self._workspace = workspace
         self._block_size = block_size
         layers = attention_layers(runner)
-        self._sights = {layer.layer_id: sight_of(layer) for layer in layers}
+        self._windows = {layer.layer_id: window_of(layer) for layer in layers}
         self._shape = shape_of(layers[0], runner.dtype, runner.token_to_kv_pool.dtype)
         self._columns = runner.req_to_token_pool.req_to_token.shape[1]
-        self._eager = {sight: self._wrapper() for sight in set(self._sights.values())}
-        self._captured: dict[int, Mapping[Sight, Any]] = {}  # by batch size
-        self._buffers: dict[Sight, _Buffers] = {}
-        self._planned: Mapping[Sight, Any] = self._eager
+        self._eager = {window: self._wrapper() for window in set(self._windows.values())}
+        self._captured: dict[int, Mapping[AttentionWindow, Any]] = {}  # by batch size
+        self._buffers: dict[AttentionWindow, _Buffers] = {}
+        self._planned: Mapping[AttentionWindow, Any] = self._eager
 
     # ---- what the runners call -----------------------------------------------------------------
 
@@ -57,11 +63,11 @@ class BlockAttention(AttentionBackend):
 
     def init_cuda_graph_state(self, max_bs: int, max_num_tokens: int) -> None:
         """Allocate what captured wrappers read, shared by all batch sizes."""
-        for sight in self._eager:
+        for window in self._eager:
             longest = self._columns
-            if sight.window_left >= 0:
-                longest = min(longest, sight.window_left + self._block_size)
-            self._buffers[sight] = _Buffers(max_bs, longest, self._workspace.device)
+            if window.window_left >= 0:
+                longest = min(longest, window.window_left + self._block_size)
+            self._buffers[window] = _Buffers(max_bs, longest, self._workspace.device)
 
     def init_forward_metadata_out_graph(
         self, forward_batch: ForwardBatch, in_capture: bool = False
@@ -70,7 +76,7 @@ class BlockAttention(AttentionBackend):
         bs = forward_batch.batch_size
         if in_capture:
             self._captured[bs] = {
-                sight: self._wrapper(**buffers.of(bs)) for sight, buffers in self._buffers.items()
+                window: self._wrapper(**buffers.of(bs)) for window, buffers in self._buffers.items()
             }
         self._plan(forward_batch, self._captured[bs])
 
@@ -104,7 +110,7 @@ class BlockAttention(AttentionBackend):
             loc = KVWriteLoc.for_layer(forward_batch, layer)
             self._pool.set_kv_buffer(layer, loc, k, v, layer.k_scale, layer.v_scale)
         q = q.contiguous().view(-1, layer.tp_q_head_num, layer.head_dim)
-        out = self._planned[self._sights[layer.layer_id]].run(
+        out = self._planned[self._windows[layer.layer_id]].run(
             q,
             self._pool.get_kv_buffer(layer.layer_id),
             k_scale=layer.k_scale_float,
@@ -123,24 +129,24 @@ class BlockAttention(AttentionBackend):
             self._workspace, "NHD", backend="fa2", use_cuda_graph=bool(buffers), **buffers
         )
 
-    def _plan(self, forward_batch: ForwardBatch, wrappers: Mapping[Sight, Any]) -> None:
+    def _plan(self, forward_batch: ForwardBatch, wrappers: Mapping[AttentionWindow, Any]) -> None:
         # Exact: the scheduler mirrors lengths on the host for a backend that needs them. Rows that
         # pad a captured batch are shorter than a block and get no context.
         prefix_lens = (forward_batch.seq_lens_cpu - self._block_size).clamp(min=0)
-        for sight, wrapper in wrappers.items():
-            layout = lay_out(prefix_lens, self._block_size, sight)
+        for window, wrapper in wrappers.items():
+            layout = paged_layout(prefix_lens, self._block_size, window)
             if wrapper.is_cuda_graph_enabled:
-                self._fill(self._buffers[sight].kv_indices, layout, forward_batch)
-                plan(wrapper, layout, self._buffers[sight].kv_indices[:0], sight, self._shape)
+                self._fill(self._buffers[window].kv_indices, layout, forward_batch)
+                plan(wrapper, layout, self._buffers[window].kv_indices[:0], window, self._shape)
             else:
                 indices = torch.empty(
                     int(layout.kv_indptr[-1]), dtype=torch.int32, device=self._workspace.device
                 )
                 self._fill(indices, layout, forward_batch)
-                plan(wrapper, layout, indices, sight, self._shape)
+                plan(wrapper, layout, indices, window, self._shape)
         self._planned = wrappers
 
-    def _fill(self, indices: Tensor, layout: Layout, forward_batch: ForwardBatch) -> None:
+    def _fill(self, indices: Tensor, layout: PagedLayout, forward_batch: ForwardBatch) -> None:
         """Write the slot of every position that is read."""
         starts, kv_lens, indptr = async_h2d_stack(
             [pad(layout.starts, (0, 1)), pad(layout.kv_lens, (0, 1)), layout.kv_indptr],
@@ -178,7 +184,7 @@ class _Buffers:
         }
 
 
-def for_blocks(runner: ModelRunner, theirs: Any, block_size: int) -> Any:
+def select_draft_backend(runner: ModelRunner, theirs: Any, block_size: int) -> Any:
     """Our attention in place of SGLang's FlashInfer backend of a drafter, where it is chosen.
 
     Another backend stays: it was asked for. So does SGLang's where the cache is one that ours does
@@ -213,9 +219,9 @@ def attention_layers(runner: ModelRunner) -> list[RadixAttention]:
     return [layer for layer in runner.model.modules() if isinstance(layer, RadixAttention)]
 
 
-def sight_of(layer: RadixAttention) -> Sight:
+def window_of(layer: RadixAttention) -> AttentionWindow:
     """What a layer's slots see: SGLang keeps the window without the slot itself."""
-    return Sight(layer.sliding_window_size, layer.attn_type != AttentionType.ENCODER_ONLY)
+    return AttentionWindow(layer.sliding_window_size, layer.attn_type != AttentionType.ENCODER_ONLY)
 
 
 def shape_of(layer: RadixAttention, dtype: torch.dtype, kv_dtype: torch.dtype) -> Shape:

@@ -12,7 +12,7 @@ __all__ = ["Acceptance", "accept_match"]
 
 def accept_match(
     draft_ids: Tensor,
-    target_ids: Tensor,
+    verifier_ids: Tensor,
     prefix_lens: Tensor,
     *,
     limit: Tensor | None = None,
@@ -34,25 +34,25 @@ def accept_match(
 
     Args:
         draft_ids: [bs, width] int64, column 0 the anchor.
-        target_ids: [bs, width] int64, y.
+        verifier_ids: [bs, width] int64, y.
         prefix_lens: [bs] int64, tokens in the KV cache before the verify.
         limit: [bs] int32, the most drafts a row may accept; None: all.
         also: [bs, width - 1] bool, drafts accepted although they differ from y; None: none.
 
     Returns:
-        The acceptance. Without `also`, `output_ids` is `target_ids` itself.
+        The acceptance. Without `also`, `output_ids` is `verifier_ids` itself.
     """
     if not runs_triton(draft_ids):
-        return reference.accept_match(draft_ids, target_ids, prefix_lens, limit=limit, also=also)
+        return reference.accept_match(draft_ids, verifier_ids, prefix_lens, limit=limit, also=also)
     accept_len, commit_len, bonus_ids, new_seq_lens, output_ids = _accept_match(
-        draft_ids, target_ids, prefix_lens, limit, also
+        draft_ids, verifier_ids, prefix_lens, limit, also
     )
     return Acceptance(
         accept_len=accept_len,
         commit_len=commit_len,
         bonus_ids=bonus_ids,
         # An op's output may not be its input: it returns an empty tensor in this place.
-        output_ids=target_ids if also is None else output_ids,
+        output_ids=verifier_ids if also is None else output_ids,
         new_seq_lens=new_seq_lens,
     )
 
@@ -60,22 +60,22 @@ def accept_match(
 @torch.library.custom_op("dflash::accept_match", mutates_args=())
 def _accept_match(
     draft_ids: Tensor,
-    target_ids: Tensor,
+    verifier_ids: Tensor,
     prefix_lens: Tensor,
     limit: Tensor | None,
     also: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     from dflash_kernels.accept_match import kernel
 
-    got = kernel.accept_match(draft_ids, target_ids, prefix_lens, limit=limit, also=also)
-    output_ids = target_ids.new_empty(0) if also is None else got.output_ids
+    got = kernel.accept_match(draft_ids, verifier_ids, prefix_lens, limit=limit, also=also)
+    output_ids = verifier_ids.new_empty(0) if also is None else got.output_ids
     return got.accept_len, got.commit_len, got.bonus_ids, got.new_seq_lens, output_ids
 
 
 @_accept_match.register_fake
 def _(
     draft_ids: Tensor,
-    target_ids: Tensor,
+    verifier_ids: Tensor,
     prefix_lens: Tensor,
     limit: Tensor | None,
     also: Tensor | None,
@@ -86,5 +86,5 @@ def _(
         torch.empty_like(accept_len),
         torch.empty_like(accept_len, dtype=torch.int64),
         torch.empty_like(prefix_lens),
-        target_ids.new_empty(0 if also is None else target_ids.shape),
+        verifier_ids.new_empty(0 if also is None else verifier_ids.shape),
     )

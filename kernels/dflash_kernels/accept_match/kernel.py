@@ -42,7 +42,7 @@ def commit(
 @triton.jit
 def _accept_match(
     draft_ptr,
-    target_ptr,
+    verifier_ptr,
     prefix_ptr,
     limit_ptr,
     also_ptr,
@@ -52,7 +52,7 @@ def _accept_match(
     lens_ptr,
     output_ptr,
     draft_stride,
-    target_stride,
+    verifier_stride,
     also_stride,
     WIDTH: tl.constexpr,
     LANES: tl.constexpr,
@@ -61,7 +61,9 @@ def _accept_match(
     column = tl.arange(0, LANES)
     has_draft = column < WIDTH - 1
     draft = tl.load(draft_ptr + request * draft_stride + column + 1, mask=has_draft, other=0)
-    target = tl.load(target_ptr + request * target_stride + column, mask=column < WIDTH, other=0)
+    target = tl.load(
+        verifier_ptr + request * verifier_stride + column, mask=column < WIDTH, other=0
+    )
     accepted = draft == target
     if also_ptr is not None:
         also = tl.load(also_ptr + request * also_stride + column, mask=has_draft, other=0)
@@ -88,7 +90,7 @@ def _accept_match(
 
 def accept_match(
     draft_ids: Tensor,
-    target_ids: Tensor,
+    verifier_ids: Tensor,
     prefix_lens: Tensor,
     *,
     limit: Tensor | None = None,
@@ -96,13 +98,13 @@ def accept_match(
 ) -> Acceptance:
     """Launch of `dflash_kernels.accept_match.accept_match`."""
     bs, width = draft_ids.shape
-    draft_ids, target_ids = rows_of(draft_ids), rows_of(target_ids)
+    draft_ids, verifier_ids = rows_of(draft_ids), rows_of(verifier_ids)
     also = None if also is None else rows_of(also)
-    got = new_acceptance(target_ids, prefix_lens, output=also is not None)
+    got = new_acceptance(verifier_ids, prefix_lens, output=also is not None)
     if bs:
         _accept_match[(bs,)](
             draft_ids,
-            target_ids,
+            verifier_ids,
             prefix_lens.contiguous(),
             None if limit is None else limit.contiguous(),
             also,
@@ -112,7 +114,7 @@ def accept_match(
             got.new_seq_lens,
             None if also is None else got.output_ids,
             draft_ids.stride(0),
-            target_ids.stride(0),
+            verifier_ids.stride(0),
             0 if also is None else also.stride(0),
             WIDTH=width,
             LANES=triton.next_power_of_2(width),

@@ -34,7 +34,7 @@ __all__ = [
 def block_verify(
     draft_ids: Tensor,
     proposal: Proposal,
-    target_probs: Tensor,
+    verifier_probs: Tensor,
     uniforms: Tensor,
     prefix_lens: Tensor,
     *,
@@ -60,7 +60,7 @@ def block_verify(
     Args:
         draft_ids: [bs, width] int64, column 0 the anchor.
         proposal: what columns 1 .. width-1 were drawn from.
-        target_probs: [bs, width, vocab] float32, p; adjacent columns, rows sum to 1.
+        verifier_probs: [bs, width, vocab] float32, p; adjacent columns, rows sum to 1.
         uniforms: [bs, width] float32 in [0, 1); column i - 1 is u_i, the last one draws the bonus.
         prefix_lens: [bs] int64, tokens in the KV cache before the verify.
         limit: [bs] int32, most drafts a request may accept (n); None for all.
@@ -72,17 +72,17 @@ def block_verify(
         Algorithm 2.
     """
     if runs_triton(draft_ids):
-        given = (draft_ids, *proposal, target_probs, uniforms, prefix_lens, limit)
+        given = (draft_ids, *proposal, verifier_probs, uniforms, prefix_lens, limit)
         return Acceptance(*_block_verify(*given, True))
     return reference.block_verify(
-        draft_ids, proposal, target_probs, uniforms, prefix_lens, limit=limit
+        draft_ids, proposal, verifier_probs, uniforms, prefix_lens, limit=limit
     )
 
 
 def token_wise(
     draft_ids: Tensor,
     proposal: Proposal,
-    target_probs: Tensor,
+    verifier_probs: Tensor,
     uniforms: Tensor,
     prefix_lens: Tensor,
     *,
@@ -97,10 +97,10 @@ def token_wise(
         (arXiv 2211.17192), Algorithm 1.
     """
     if runs_triton(draft_ids):
-        given = (draft_ids, *proposal, target_probs, uniforms, prefix_lens, limit)
+        given = (draft_ids, *proposal, verifier_probs, uniforms, prefix_lens, limit)
         return Acceptance(*_block_verify(*given, False))
     return reference.token_wise(
-        draft_ids, proposal, target_probs, uniforms, prefix_lens, limit=limit
+        draft_ids, proposal, verifier_probs, uniforms, prefix_lens, limit=limit
     )
 
 
@@ -109,7 +109,7 @@ def _block_verify(
     draft_ids: Tensor,
     top_ids: Tensor,
     top_probs: Tensor,
-    target_probs: Tensor,
+    verifier_probs: Tensor,
     uniforms: Tensor,
     prefix_lens: Tensor,
     limit: Tensor | None,
@@ -119,7 +119,7 @@ def _block_verify(
 
     rule = kernel.block_verify if as_block else kernel.token_wise
     proposal = Proposal(top_ids, top_probs)
-    return rule(draft_ids, proposal, target_probs, uniforms, prefix_lens, limit=limit)
+    return rule(draft_ids, proposal, verifier_probs, uniforms, prefix_lens, limit=limit)
 
 
 @_block_verify.register_fake
@@ -127,7 +127,7 @@ def _(
     draft_ids: Tensor,
     top_ids: Tensor,
     top_probs: Tensor,
-    target_probs: Tensor,
+    verifier_probs: Tensor,
     uniforms: Tensor,
     prefix_lens: Tensor,
     limit: Tensor | None,

@@ -46,7 +46,7 @@ def _accept_drafts(
     draft_ptr,
     top_ids_ptr,
     top_probs_ptr,
-    target_ptr,
+    verifier_ptr,
     uniforms_ptr,
     limit_ptr,
     accept_ptr,
@@ -54,7 +54,7 @@ def _accept_drafts(
     following_ptr,
     draft_stride,
     top_stride,
-    target_stride,
+    verifier_stride,
     row_stride,
     uniforms_stride,
     WIDTH: tl.constexpr,
@@ -72,7 +72,7 @@ def _accept_drafts(
     ids = tl.load(top_ids_ptr + top, mask=given, other=-1)
     proposed = tl.load(top_probs_ptr + top, mask=given, other=0.0).to(tl.float64)
     # int64: a request times its rows passes 2**31 with 541 requests of 16 rows of 248k ids.
-    rows = target_ptr + request.to(tl.int64) * target_stride + column.to(tl.int64) * row_stride
+    rows = verifier_ptr + request.to(tl.int64) * verifier_stride + column.to(tl.int64) * row_stride
     drawn_from = tl.sum(tl.where(ids == draft[:, None], proposed, 0.0), 1)
     likely = tl.load(rows + draft, mask=has_draft, other=0.0).to(tl.float64)
 
@@ -130,21 +130,21 @@ def weights_of_tile(
 def _sum_tile(
     top_ids_ptr,
     top_probs_ptr,
-    target_ptr,
+    verifier_ptr,
     accept_ptr,
     ratio_ptr,
     following_ptr,
     sums_ptr,
     num_ids,
     top_stride,
-    target_stride,
+    verifier_stride,
     row_stride,
     TOP: tl.constexpr,
     TILE: tl.constexpr,
 ):
     request, tile = tl.program_id(0), tl.program_id(1)
     row = tl.load(accept_ptr + request).to(tl.int64) * row_stride
-    row_ptr = target_ptr + request.to(tl.int64) * target_stride + row
+    row_ptr = verifier_ptr + request.to(tl.int64) * verifier_stride + row
     following = tl.load(following_ptr + request)
     top = request * top_stride + following * TOP
     ratio = tl.load(ratio_ptr + request)
@@ -169,7 +169,7 @@ def _draw_bonus(
     draft_ptr,
     top_ids_ptr,
     top_probs_ptr,
-    target_ptr,
+    verifier_ptr,
     uniforms_ptr,
     prefix_ptr,
     ratio_ptr,
@@ -184,7 +184,7 @@ def _draw_bonus(
     tiles,
     draft_stride,
     top_stride,
-    target_stride,
+    verifier_stride,
     row_stride,
     uniforms_stride,
     WIDTH: tl.constexpr,
@@ -218,7 +218,7 @@ def _draw_bonus(
     top = request * top_stride + following * TOP
     index, _, weight = weights_of_tile(
         chosen,
-        target_ptr + request.to(tl.int64) * target_stride + row,
+        verifier_ptr + request.to(tl.int64) * verifier_stride + row,
         top_ids_ptr + top,
         top_probs_ptr + top,
         ratio,
@@ -255,44 +255,44 @@ def _draw_bonus(
 def block_verify(
     draft_ids: Tensor,
     proposal: Proposal,
-    target_probs: Tensor,
+    verifier_probs: Tensor,
     uniforms: Tensor,
     prefix_lens: Tensor,
     *,
     limit: Tensor | None = None,
 ) -> Acceptance:
     """Launch of `dflash_kernels.block_verify.block_verify`."""
-    return _launch(draft_ids, proposal, target_probs, uniforms, prefix_lens, limit, True)
+    return _launch(draft_ids, proposal, verifier_probs, uniforms, prefix_lens, limit, True)
 
 
 def token_wise(
     draft_ids: Tensor,
     proposal: Proposal,
-    target_probs: Tensor,
+    verifier_probs: Tensor,
     uniforms: Tensor,
     prefix_lens: Tensor,
     *,
     limit: Tensor | None = None,
 ) -> Acceptance:
     """Launch of `dflash_kernels.block_verify.token_wise`."""
-    return _launch(draft_ids, proposal, target_probs, uniforms, prefix_lens, limit, False)
+    return _launch(draft_ids, proposal, verifier_probs, uniforms, prefix_lens, limit, False)
 
 
 def _launch(
     draft_ids: Tensor,
     proposal: Proposal,
-    target_probs: Tensor,
+    verifier_probs: Tensor,
     uniforms: Tensor,
     prefix_lens: Tensor,
     limit: Tensor | None,
     as_block: bool,
 ) -> Acceptance:
-    (bs, width), num_ids = draft_ids.shape, target_probs.shape[2]
+    (bs, width), num_ids = draft_ids.shape, verifier_probs.shape[2]
     draft_ids, uniforms = rows_of(draft_ids), rows_of(uniforms)
     top_ids, top_probs = (columns.contiguous() for columns in proposal)
-    if target_probs.stride(2) != 1:
-        target_probs = target_probs.contiguous()
-    device, top = target_probs.device, top_ids.shape[2]
+    if verifier_probs.stride(2) != 1:
+        verifier_probs = verifier_probs.contiguous()
+    device, top = verifier_probs.device, top_ids.shape[2]
     tiles = triton.cdiv(num_ids, TILE)
     got = new_acceptance(draft_ids, prefix_lens, output=True)
     ratio = torch.empty(bs, dtype=torch.float64, device=device)
@@ -300,14 +300,14 @@ def _launch(
     # The tile's share of what is left of the distribution, and of the distribution.
     sums = torch.empty((bs, tiles, 2), dtype=torch.float64, device=device)
     top_stride = (width - 1) * top
-    strides = (top_stride, target_probs.stride(0), target_probs.stride(1))
+    strides = (top_stride, verifier_probs.stride(0), verifier_probs.stride(1))
     lanes = triton.next_power_of_2(width)
     if bs:
         _accept_drafts[(bs,)](
             draft_ids,
             top_ids,
             top_probs,
-            target_probs,
+            verifier_probs,
             uniforms,
             None if limit is None else limit.contiguous(),
             got.accept_len,
@@ -326,7 +326,7 @@ def _launch(
         _sum_tile[(bs, tiles)](
             top_ids,
             top_probs,
-            target_probs,
+            verifier_probs,
             got.accept_len,
             ratio,
             following,
@@ -341,7 +341,7 @@ def _launch(
             draft_ids,
             top_ids,
             top_probs,
-            target_probs,
+            verifier_probs,
             uniforms,
             prefix_lens.contiguous(),
             ratio,

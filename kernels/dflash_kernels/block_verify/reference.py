@@ -23,7 +23,7 @@ class Proposal(NamedTuple):
 def block_verify(
     draft_ids: Tensor,
     proposal: Proposal,
-    target_probs: Tensor,
+    verifier_probs: Tensor,
     uniforms: Tensor,
     prefix_lens: Tensor,
     *,
@@ -31,20 +31,20 @@ def block_verify(
 ) -> Acceptance:
     """Reference of `dflash_kernels.block_verify.block_verify`."""
     last = last_draft(draft_ids, limit)
-    ratios = running_ratios(draft_ids, proposal, target_probs)
-    keep = keep_probs(ratios, proposal, target_probs, last)
+    ratios = running_ratios(draft_ids, proposal, verifier_probs)
+    keep = keep_probs(ratios, proposal, verifier_probs, last)
     position = torch.arange(1, draft_ids.shape[1], device=draft_ids.device)
     accepted = (uniforms[:, :-1] < keep) & (position <= last[:, None])
     accept_len = torch.nn.functional.pad(accepted * position, (1, 0)).amax(dim=1)
     ratio = ratios.gather(1, accept_len[:, None]).squeeze(1)
-    weights = bonus_weights(proposal, target_probs, accept_len, ratio, last)
+    weights = bonus_weights(proposal, verifier_probs, accept_len, ratio, last)
     return commit(draft_ids, accept_len, draw(weights, uniforms[:, -1]), prefix_lens)
 
 
 def token_wise(
     draft_ids: Tensor,
     proposal: Proposal,
-    target_probs: Tensor,
+    verifier_probs: Tensor,
     uniforms: Tensor,
     prefix_lens: Tensor,
     *,
@@ -52,13 +52,13 @@ def token_wise(
 ) -> Acceptance:
     """Reference of `dflash_kernels.block_verify.token_wise`."""
     drawn_from = proposed_probs(draft_ids, proposal)
-    wanted = target_probs[:, :-1].gather(2, draft_ids[:, 1:, None]).squeeze(2).double()
+    wanted = verifier_probs[:, :-1].gather(2, draft_ids[:, 1:, None]).squeeze(2).double()
     last = last_draft(draft_ids, limit)
     position = torch.arange(draft_ids.shape[1] - 1, device=draft_ids.device)
     accepted = (uniforms[:, :-1] * drawn_from < wanted) & (position < last[:, None])
     accept_len = accepted.to(torch.int64).cumprod(dim=1).sum(dim=1)
-    whole = torch.ones_like(target_probs[:, 0, 0])
-    weights = bonus_weights(proposal, target_probs, accept_len, whole, last)
+    whole = torch.ones_like(verifier_probs[:, 0, 0])
+    weights = bonus_weights(proposal, verifier_probs, accept_len, whole, last)
     return commit(draft_ids, accept_len, draw(weights, uniforms[:, -1]), prefix_lens)
 
 
@@ -70,29 +70,29 @@ def last_draft(draft_ids: Tensor, limit: Tensor | None) -> Tensor:
     return limit.to(torch.int64).clamp(max=width - 1)
 
 
-def running_ratios(draft_ids: Tensor, proposal: Proposal, target_probs: Tensor) -> Tensor:
+def running_ratios(draft_ids: Tensor, proposal: Proposal, verifier_probs: Tensor) -> Tensor:
     """r_0 .. r_{width-1}, [bs, width] float64; arguments as in `block_verify`."""
     drawn_from = proposed_probs(draft_ids, proposal)
-    wanted = target_probs[:, :-1].gather(2, draft_ids[:, 1:, None]).squeeze(2)
-    ratios = [torch.ones_like(target_probs[:, 0, 0], dtype=torch.float64)]
+    wanted = verifier_probs[:, :-1].gather(2, draft_ids[:, 1:, None]).squeeze(2)
+    ratios = [torch.ones_like(verifier_probs[:, 0, 0], dtype=torch.float64)]
     for ratio in (wanted / drawn_from).unbind(dim=1):
         ratios.append((ratios[-1] * ratio).clamp(max=1))
     return torch.stack(ratios, dim=1)
 
 
-def keep_probs(ratios: Tensor, proposal: Proposal, target_probs: Tensor, last: Tensor) -> Tensor:
+def keep_probs(ratios: Tensor, proposal: Proposal, verifier_probs: Tensor, last: Tensor) -> Tensor:
     """h_1 .. h_{width-1}: how likely a run ends at each draft, unless it ends further on.
 
     Args:
         ratios: [bs, width] float64, r.
         proposal: as in `block_verify`.
-        target_probs: [bs, width, vocab], p.
+        verifier_probs: [bs, width, vocab], p.
         last: [bs] int64, n.
 
     Returns:
         [bs, width - 1] float64; without meaning past column n - 1.
     """
-    wanted = target_probs[:, :-1].gather(2, proposal.top_ids).double()  # [bs, width - 1, K]
+    wanted = verifier_probs[:, :-1].gather(2, proposal.top_ids).double()  # [bs, width - 1, K]
     elsewhere = (1 - wanted.sum(dim=2)).clamp(min=0)
     above = (ratios[:, :-1, None] * wanted - proposal.top_probs).clamp(min=0).sum(dim=2)
     surplus = ratios[:, :-1] * elsewhere + above  # s_0 .. s_{width-2}
@@ -111,19 +111,19 @@ def proposed_probs(draft_ids: Tensor, proposal: Proposal) -> Tensor:
 
 
 def bonus_weights(
-    proposal: Proposal, target_probs: Tensor, accept_len: Tensor, ratio: Tensor, last: Tensor
+    proposal: Proposal, verifier_probs: Tensor, accept_len: Tensor, ratio: Tensor, last: Tensor
 ) -> Tensor:
     """Weights of the token after the accepted drafts, [bs, vocab] float64.
 
     Args:
         proposal: as in `block_verify`.
-        target_probs: [bs, width, vocab], p.
+        verifier_probs: [bs, width, vocab], p.
         accept_len: [bs] int64.
         ratio: [bs], factor of the verifier's distribution in the residual.
         last: [bs] int64; a request that accepted so many has no proposal to subtract.
     """
     row = torch.arange(len(accept_len), device=accept_len.device)
-    target = target_probs[row, accept_len].double()
+    target = verifier_probs[row, accept_len].double()
     if proposal.top_ids.shape[1] == 0:
         return target
     following = accept_len.clamp(max=proposal.top_ids.shape[1] - 1)

@@ -18,11 +18,11 @@ def blocks(bs: int, width: int) -> tuple[Tensor, Tensor, Tensor]:
     """Drafts, targets and prefixes; two drafts in three match, so that every length occurs."""
     generator = torch.Generator().manual_seed(bs * 31 + width)
     draft_ids = torch.randint(0, 10**12, (bs, width), generator=generator)
-    target_ids = torch.randint(0, 10**12, (bs, width), generator=generator)
+    verifier_ids = torch.randint(0, 10**12, (bs, width), generator=generator)
     match = torch.rand(bs, width - 1, generator=generator) < 2 / 3
     match[:1] = True  # one row accepts everything
-    target_ids[:, :-1] = torch.where(match, draft_ids[:, 1:], target_ids[:, :-1])
-    return draft_ids, target_ids, torch.randint(0, 2**33, (bs,), generator=generator)
+    verifier_ids[:, :-1] = torch.where(match, draft_ids[:, 1:], verifier_ids[:, :-1])
+    return draft_ids, verifier_ids, torch.randint(0, 2**33, (bs,), generator=generator)
 
 
 @pytest.mark.parametrize("width", [1, 2, 7, 16, 17])
@@ -55,9 +55,9 @@ def test_with_options(options: str, width: int) -> None:
 
 def test_rows_may_lie_apart() -> None:
     # Slices of a wider block, and int32 prefixes, as SGLang's workers keep them.
-    draft_ids, target_ids, prefix_lens = blocks(5, 16)
+    draft_ids, verifier_ids, prefix_lens = blocks(5, 16)
     also = torch.rand(5, 15) < 0.5
-    given = draft_ids[:, :6], target_ids[:, :6], (prefix_lens % 1000).to(torch.int32)
+    given = draft_ids[:, :6], verifier_ids[:, :6], (prefix_lens % 1000).to(torch.int32)
     assert equal(
         kernel.accept_match(*given, also=also[:, :5]),
         reference.accept_match(*given, also=also[:, :5]),

@@ -30,7 +30,7 @@ class Given(NamedTuple):
 
     draft_ids: Tensor
     proposal: Proposal
-    target_probs: Tensor
+    verifier_probs: Tensor
     uniforms: Tensor
     prefix_lens: Tensor
 
@@ -59,17 +59,17 @@ def requests(bs: int, width: int, columns: int, top: int, elsewhere: float = 0.2
     top_ids = noise(bs, width - 1, columns).topk(top, dim=2).indices
     scores = noise(bs, width - 1, top)
     top_probs = scores.softmax(dim=2)
-    target_probs = elsewhere * (2 * noise(bs, width, columns)).softmax(dim=2)
+    verifier_probs = elsewhere * (2 * noise(bs, width, columns)).softmax(dim=2)
     agreed = (scores + 0.7 * noise(bs, width - 1, top)).softmax(dim=2)
-    target_probs[:, :-1].scatter_add_(2, top_ids, (1 - elsewhere) * agreed)
-    target_probs /= target_probs.sum(dim=2, keepdim=True)
+    verifier_probs[:, :-1].scatter_add_(2, top_ids, (1 - elsewhere) * agreed)
+    verifier_probs /= verifier_probs.sum(dim=2, keepdim=True)
     chance = torch.rand(bs * (width - 1), generator=generator)
     choice = draw(top_probs.reshape(-1, top), chance).view(bs, width - 1, 1)
     draft_ids = torch.randint(0, columns, (bs, width), generator=generator)
     draft_ids[:, 1:] = top_ids.gather(2, choice).squeeze(2)
     prefix_lens = torch.randint(0, 2**33, (bs,), generator=generator)
     uniforms = torch.rand(bs, width, generator=generator)
-    return Given(draft_ids, Proposal(top_ids, top_probs), target_probs, uniforms, prefix_lens)
+    return Given(draft_ids, Proposal(top_ids, top_probs), verifier_probs, uniforms, prefix_lens)
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -89,7 +89,7 @@ def test_every_length_and_every_tile_of_the_bonus(rule: str) -> None:
 def test_the_residual_has_the_ratio_of_its_position() -> None:
     given = requests(48, 4, 300, 8)
     accept_len = compare("block_verify", given).accept_len.to(torch.int64)[:, None]
-    ratios = running_ratios(given.draft_ids, given.proposal, given.target_probs)
+    ratios = running_ratios(given.draft_ids, given.proposal, given.verifier_probs)
     inside = (accept_len < 3) & (ratios.gather(1, accept_len) < 0.9)
     assert inside.sum() >= 5  # else the case says nothing
 
@@ -104,13 +104,13 @@ def test_limit(rule: str) -> None:
 def test_tokens_that_the_filters_removed_are_never_committed(rule: str) -> None:
     # Top-k of the verifier left few ids; some proposed ones have no probability at all.
     given = requests(40, 4, 4200, 6)
-    kept = given.target_probs.topk(3, dim=2)
-    filtered = torch.zeros_like(given.target_probs).scatter_(2, kept.indices, kept.values)
+    kept = given.verifier_probs.topk(3, dim=2)
+    filtered = torch.zeros_like(given.verifier_probs).scatter_(2, kept.indices, kept.values)
     filtered /= filtered.sum(dim=2, keepdim=True)
     uniforms = given.uniforms.clone()
     uniforms[::2, -1] = 1 - 2.0**-24  # the largest float32 below 1: the last id with weight
     uniforms[1::4, -1] = 0.0  # the first
-    got = compare(rule, given._replace(target_probs=filtered, uniforms=uniforms))
+    got = compare(rule, given._replace(verifier_probs=filtered, uniforms=uniforms))
     row = torch.arange(40)
     assert (filtered[row, got.accept_len.long(), got.bonus_ids] > 0).all()
 
@@ -120,12 +120,12 @@ def test_drafts_from_the_verifiers_own_law_are_all_accepted(rule: str) -> None:
     # p = q at every position, where the rules divide 0 by 0. Powers of two: sums are exact.
     top_ids = torch.arange(8).expand(5, 3, 8).contiguous()
     proposal = Proposal(top_ids, torch.full((5, 3, 8), 0.125))
-    target_probs = torch.zeros(5, 4, 12)
-    target_probs[..., :8] = 0.125
+    verifier_probs = torch.zeros(5, 4, 12)
+    verifier_probs[..., :8] = 0.125
     generator = torch.Generator().manual_seed(3)
     draft_ids = torch.randint(0, 8, (5, 4), generator=generator)
     uniforms = torch.rand(5, 4, generator=generator)
-    given = Given(draft_ids, proposal, target_probs, uniforms, torch.arange(5))
+    given = Given(draft_ids, proposal, verifier_probs, uniforms, torch.arange(5))
     assert compare(rule, given).accept_len.tolist() == [3] * 5
 
 
@@ -134,9 +134,9 @@ def test_a_residual_without_mass_gives_the_whole_distribution() -> None:
     # nothing of p is above q.
     below = torch.nextafter(torch.tensor(0.5), torch.tensor(0.0))
     proposal = Proposal(torch.tensor([[[1, 2]]]), torch.tensor([[[0.5, 0.5]]]))
-    target_probs = torch.tensor([[[0.0, below, 0.5, 0.0]]]).repeat(1, 2, 1)
+    verifier_probs = torch.tensor([[[0.0, below, 0.5, 0.0]]]).repeat(1, 2, 1)
     uniforms = torch.tensor([[1 - 2.0**-24, 0.75]])
-    given = Given(torch.tensor([[0, 1]]), proposal, target_probs, uniforms, torch.tensor([7]))
+    given = Given(torch.tensor([[0, 1]]), proposal, verifier_probs, uniforms, torch.tensor([7]))
     got = compare("token_wise", given)
     assert got.accept_len.item() == 0
     assert got.bonus_ids.item() == 2
@@ -145,7 +145,7 @@ def test_a_residual_without_mass_gives_the_whole_distribution() -> None:
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
 def test_other_dtypes(dtype: torch.dtype) -> None:
     given = requests(6, 4, 300, 5)
-    compare("block_verify", given._replace(target_probs=given.target_probs.to(dtype)))
+    compare("block_verify", given._replace(verifier_probs=given.verifier_probs.to(dtype)))
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -153,7 +153,7 @@ def test_rows_may_lie_apart(rule: str) -> None:
     # A narrower verify takes slices of everything; the vocabulary may be padded.
     wide = requests(5, 8, 640, 4)
     padded = torch.full((5, 8, 700), 9.0)
-    padded[..., :640] = wide.target_probs
+    padded[..., :640] = wide.verifier_probs
     narrow = Given(
         wide.draft_ids[:, :4],
         Proposal(*(columns[:, :3] for columns in wide.proposal)),
@@ -175,8 +175,8 @@ def test_rows_may_lie_further_apart_than_int32_reaches(apart: str) -> None:
         (bs, width, 64),
         (64, far, 1) if apart == "rows" else (far, 64, 1),
     )
-    memory.copy_(given.target_probs)
-    given = given._replace(target_probs=memory, uniforms=given.uniforms * 1e-3)
+    memory.copy_(given.verifier_probs)
+    given = given._replace(verifier_probs=memory, uniforms=given.uniforms * 1e-3)
     for rule in RULES:
         assert compare(rule, given).accept_len.tolist() == [width - 1] * bs
 
@@ -186,7 +186,7 @@ def test_no_requests() -> None:
     none = Given(
         given.draft_ids[:0],
         Proposal(*(columns[:0] for columns in given.proposal)),
-        given.target_probs[:0],
+        given.verifier_probs[:0],
         given.uniforms[:0],
         given.prefix_lens[:0],
     )

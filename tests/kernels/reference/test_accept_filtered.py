@@ -51,7 +51,7 @@ def test_without_ties_they_are_those_of_sglangs_torch_sampler() -> None:
     rows = [(k, p, m) for k in (2, 9, ALL) for p in (0.2, 0.7, 1.0) for m in (0.0, 0.05)]
     logits = 2 * torch.randn(len(rows), 1, 200, generator=generator)
     given = filters(*rows)
-    probs = target.target_probs(
+    probs = target.verifier_probs(
         logits[:, 0],
         target.Filters(torch.ones(len(rows), 1), *given, any_set=True),
     )
@@ -63,7 +63,7 @@ def test_the_draws_follow_the_filtered_law() -> None:
     generator = torch.Generator().manual_seed(2)
     logits = torch.randn(1, 10, generator=generator)
     given = filters((6, 0.9, 0.02))
-    expected = target.target_probs(
+    expected = target.verifier_probs(
         logits,
         target.Filters(torch.full((1, 1), temperature), *given, any_set=True),
     )[0]

@@ -21,10 +21,10 @@ def test_every_block_over_two_tokens(width: int) -> None:
     blocks = list(product(range(2), repeat=width))
     pairs = [(draft, target) for draft in blocks for target in blocks]
     draft_ids = torch.tensor([draft for draft, _ in pairs])
-    target_ids = torch.tensor([target for _, target in pairs])
+    verifier_ids = torch.tensor([target for _, target in pairs])
     prefix_lens = torch.arange(len(pairs)) * 3
 
-    got = accept_match(draft_ids, target_ids, prefix_lens)
+    got = accept_match(draft_ids, verifier_ids, prefix_lens)
 
     seen = set()
     for i, (draft, target) in enumerate(pairs):
@@ -54,11 +54,11 @@ def test_every_limit_and_exception_over_two_tokens(width: int) -> None:
     blocks = list(product(range(2), repeat=width))
     allowed = list(product((False, True), repeat=width - 1))
     cases = list(product(blocks, blocks, allowed, range(-1, width + 1)))
-    draft_ids, target_ids, also, limit = zip(*cases, strict=True)
+    draft_ids, verifier_ids, also, limit = zip(*cases, strict=True)
 
     got = accept_match(
         torch.tensor(draft_ids),
-        torch.tensor(target_ids),
+        torch.tensor(verifier_ids),
         torch.zeros(len(cases), dtype=torch.int64),
         limit=torch.tensor(limit, dtype=torch.int32),
         also=torch.tensor(also, dtype=torch.bool).view(len(cases), width - 1),
@@ -77,10 +77,10 @@ def test_every_limit_and_exception_over_two_tokens(width: int) -> None:
 
 
 def test_without_exceptions_nothing_is_copied() -> None:
-    target_ids = torch.tensor([[1, 2]])
+    verifier_ids = torch.tensor([[1, 2]])
     limit = torch.tensor([1], dtype=torch.int32)
-    got = accept_match(torch.tensor([[0, 1]]), target_ids, torch.tensor([5]), limit=limit)
-    assert got.output_ids is target_ids
+    got = accept_match(torch.tensor([[0, 1]]), verifier_ids, torch.tensor([5]), limit=limit)
+    assert got.output_ids is verifier_ids
 
 
 def test_sampled_targets_keep_the_verifiers_distribution() -> None:

@@ -79,7 +79,7 @@ class Block(NamedTuple):
 
     draft_ids: Tensor
     proposal: Proposal
-    target_probs: Tensor
+    verifier_probs: Tensor
     probability: float  # with which these drafts are drawn
 
 
@@ -135,14 +135,14 @@ def run_of(block: Block, got: Acceptance) -> Sequence:
 
 def outcomes(rule: Rule, block: Block, limit: int | None) -> Iterator[tuple[Sequence, float]]:
     """Every committed run of a block with its probability."""
-    draft_ids, proposal, target_probs, _ = block
+    draft_ids, proposal, verifier_probs, _ = block
     given = None if limit is None else torch.tensor([limit], dtype=torch.int32)
     last = last_draft(draft_ids, given)
-    ratios = running_ratios(draft_ids, proposal, target_probs)
+    ratios = running_ratios(draft_ids, proposal, verifier_probs)
     if rule is Rule.BLOCK:
-        keep = keep_probs(ratios, proposal, target_probs, last)[0].tolist()
+        keep = keep_probs(ratios, proposal, verifier_probs, last)[0].tolist()
     else:
-        wanted = target_probs[:, :-1].gather(2, draft_ids[:, 1:, None]).squeeze(2)
+        wanted = verifier_probs[:, :-1].gather(2, draft_ids[:, 1:, None]).squeeze(2)
         keep = (wanted / proposed_probs(draft_ids, proposal))[0].tolist()
         ratios = torch.ones_like(ratios)
 
@@ -150,13 +150,13 @@ def outcomes(rule: Rule, block: Block, limit: int | None) -> Iterator[tuple[Sequ
         drawn = torch.tensor([uniforms], dtype=torch.float64)
         prefix = torch.tensor([7])
         return accept.REJECTIONS[rule](
-            draft_ids, proposal, target_probs, drawn, prefix, limit=given
+            draft_ids, proposal, verifier_probs, drawn, prefix, limit=given
         )
 
     for corner in product(*map(cells, keep)):
         decided = [point for point, _ in corner]
         accept_len = apply([*decided, 0.0]).accept_len.to(torch.int64)
-        weights = bonus_weights(proposal, target_probs, accept_len, ratios[0, accept_len], last)
+        weights = bonus_weights(proposal, verifier_probs, accept_len, ratios[0, accept_len], last)
         for point, measure in quantiles(weights[0]):
             for _, part in corner:
                 measure *= part
@@ -241,14 +241,16 @@ def matched(law: Law, drafts: Sequence, thresholds: Thresholds) -> Iterator[tupl
     draft_ids = torch.tensor([[0, *drafts]])
     for target in product(range(VOCAB), repeat=width):
         drawn = float(torch.stack([rows[i, y] for i, y in enumerate(target)]).prod())
-        target_ids = torch.tensor([target])
+        verifier_ids = torch.tensor([target])
         p = [float(rows[i, d]) for i, d in enumerate(drafts)]
         edges = [(min(1, x / thresholds.acc) - x) / (1 - x) for x in p]
         for corner in product(*map(cells, edges)):
             points = torch.tensor([[u for u, _ in corner]], dtype=torch.float64)
-            also = accept.relaxed(draft_ids, target_ids, rows[None], points.view(1, -1), thresholds)
+            also = accept.relaxed(
+                draft_ids, verifier_ids, rows[None], points.view(1, -1), thresholds
+            )
             got = accept.match(
-                draft_ids, target_ids, torch.tensor([7]), also=None if thresholds.exact else also
+                draft_ids, verifier_ids, torch.tensor([7]), also=None if thresholds.exact else also
             )
             weight = drawn
             for _, part in corner:

@@ -1,11 +1,11 @@
-"""Acceptance: censoring, forgetting, difficulty of a request, against simulated truths."""
+"""Acceptance model: censoring, forgetting, difficulty of a request, against simulated truths."""
 
 import random
 from collections.abc import Sequence
 
 import pytest
 
-from dflash_sglang.core.width.acceptance_model import Acceptance
+from dflash_sglang.core.width.acceptance_model import AcceptanceModel
 
 BLOCK = 16
 
@@ -17,7 +17,7 @@ def accept_len(rng: random.Random, acceptance: Sequence[float], width: int) -> i
     return width - 1
 
 
-def commits(acceptance: Acceptance, key: str, width: int) -> float:
+def commits(acceptance: AcceptanceModel, key: str, width: int) -> float:
     return acceptance.expected_commit(acceptance.groups([key]), width)
 
 
@@ -31,9 +31,9 @@ def truth(probabilities: Sequence[float], width: int) -> float:
 
 def fed(
     probabilities: Sequence[float], width: int, batch_size: int = 16, half_life: float = 64
-) -> Acceptance:
+) -> AcceptanceModel:
     """An estimate after many steps of requests that all accept alike."""
-    rng, acceptance = random.Random(0), Acceptance(BLOCK, half_life)
+    rng, acceptance = random.Random(0), AcceptanceModel(BLOCK, half_life)
     keys = [str(n) for n in range(batch_size)]
     acceptance.groups(keys)
     for _ in range(1000):
@@ -58,7 +58,7 @@ def test_a_whole_block_is_learned(probabilities: list[float]) -> None:
 
 def test_all_accepted_says_nothing_about_the_rest() -> None:
     # Counted as rejections of draft 4, or as acceptances of it, either would show.
-    acceptance = Acceptance(BLOCK, half_life=64)
+    acceptance = AcceptanceModel(BLOCK, half_life=64)
     for _ in range(500):
         acceptance.observe(["a"], [3], width=4)
     assert commits(acceptance, "new", 4) == pytest.approx(4, rel=0.01)
@@ -98,7 +98,7 @@ def test_a_change_is_learned_and_faster_after_plain_steps() -> None:
 
 
 def test_a_hard_request_is_told_from_an_easy_one() -> None:
-    rng, acceptance = random.Random(0), Acceptance(BLOCK, half_life=64)
+    rng, acceptance = random.Random(0), AcceptanceModel(BLOCK, half_life=64)
     keys = ["hard", "easy"]
     acceptance.groups(keys)
     for _ in range(300):
@@ -140,7 +140,7 @@ def test_the_most_that_could_be_committed() -> None:
 
 
 def test_forgotten_requests_count_for_the_server_and_leave_nothing_behind() -> None:
-    acceptance = Acceptance(BLOCK, half_life=64)
+    acceptance = AcceptanceModel(BLOCK, half_life=64)
     acceptance.groups(["a"])
     acceptance.forget("a")
     acceptance.forget("never seen")
@@ -153,6 +153,6 @@ def test_forgotten_requests_count_for_the_server_and_leave_nothing_behind() -> N
 
 @pytest.mark.parametrize("block_size", [1, 2])
 def test_tiny_blocks(block_size: int) -> None:
-    acceptance = Acceptance(block_size, half_life=64)
+    acceptance = AcceptanceModel(block_size, half_life=64)
     acceptance.observe(["a"], [block_size - 1], width=block_size)
     assert 1 <= commits(acceptance, "a", block_size) <= block_size

@@ -14,7 +14,7 @@ import pytest
 
 from dflash_sglang.errors import PairError
 from dflash_sglang.preflight import pair as pair_package
-from dflash_sglang.preflight.pair import Layout, PairReport, Severity, check_pair
+from dflash_sglang.preflight.pair import HeadFamily, PairReport, Severity, check_pair
 from tests.support import public_pairs
 from tests.support.pair_builder import PairFiles, small_pair, write_safetensors
 
@@ -435,7 +435,7 @@ def test_published_pairs_fit(
 ) -> None:
     """A false refusal of a pair that serves would be as bad as a missed fault."""
     report = _check(make(), tmp_path, block_size)
-    assert report.layout is Layout.PLAIN
+    assert report.head_family is HeadFamily.PLAIN
     assert report.findings == ()
     assert report.unchecked == ()
 

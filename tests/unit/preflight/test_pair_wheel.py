@@ -164,7 +164,7 @@ def test_sglang_accepts_the_last_layer_in_its_range_check() -> None:
 def test_the_head_families_are_told_as_sglang_tells_them() -> None:
     from sglang.srt.speculative.dflash_utils import is_nemotron_35_draft_config
 
-    from dflash_sglang.preflight.pair import Layout, draft_layout
+    from dflash_sglang.preflight.pair import HeadFamily, head_family
 
     config = {
         "architectures": ["DFlashDraftModel"],
@@ -174,4 +174,4 @@ def test_the_head_families_are_told_as_sglang_tells_them() -> None:
         "dflash_config": {"target_layer_ids": [1, 3], "sample_from_anchor": False},
     }
     assert is_nemotron_35_draft_config(SimpleNamespace(**config))
-    assert draft_layout(config) is Layout.NEMOTRON
+    assert head_family(config) is HeadFamily.NEMOTRON

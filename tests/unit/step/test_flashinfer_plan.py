@@ -23,18 +23,18 @@ from sglang.srt.layers.radix_attention import AttentionType, RadixAttention
 from sglang.srt.models.dflash import _get_dflash_layer_attention_params
 from torch import Tensor, nn
 
-from dflash_sglang.core.draft_attention import Shape, Sight, lay_out, plan
+from dflash_sglang.core.draft_attention import AttentionWindow, Shape, paged_layout, plan
 from dflash_sglang.step.setup import draft_attention as block_attention
-from dflash_sglang.step.setup.draft_attention import BlockAttention, sight_of
-from tests.unit.core.test_block_attention import keys_defined, seen_by_kernel
+from dflash_sglang.step.setup.draft_attention import BlockAttention, window_of
+from tests.unit.core.test_draft_attention import keys_defined, seen_by_kernel
 
 BLOCK = 16
 HEADS, KV_HEADS, HEAD_DIM = 32, 4, 128
 WINDOW = 24
 MAX_BS = 64
 COLUMNS = 600  # of the request-to-slot table
-FULL, SLIDING = Sight(-1, causal=False), Sight(WINDOW - 1, causal=True)
-BIDIRECTIONAL = Sight(WINDOW - 1, causal=False)
+FULL, SLIDING = AttentionWindow(-1, causal=False), AttentionWindow(WINDOW - 1, causal=True)
+BIDIRECTIONAL = AttentionWindow(WINDOW - 1, causal=False)
 DRAFTERS = {"full": (FULL,), "windowed": (SLIDING, BIDIRECTIONAL), "mixed": (FULL, SLIDING)}
 
 
@@ -143,27 +143,35 @@ class Pool:
         return self.rows, self.rows
 
 
-def layer(index: int, sight: Sight) -> RadixAttention:
-    kind = AttentionType.DECODER if sight.causal else AttentionType.ENCODER_ONLY
+def layer(index: int, window: AttentionWindow) -> RadixAttention:
+    kind = AttentionType.DECODER if window.causal else AttentionType.ENCODER_ONLY
     return RadixAttention(
-        HEADS, HEAD_DIM, 0.5, KV_HEADS, index, sliding_window_size=sight.window_left, attn_type=kind
+        HEADS,
+        HEAD_DIM,
+        0.5,
+        KV_HEADS,
+        index,
+        sliding_window_size=window.window_left,
+        attn_type=kind,
     )
 
 
-def make_runner(sights: tuple[Sight, ...], device: str) -> SimpleNamespace:
+def make_runner(windows: tuple[AttentionWindow, ...], device: str) -> SimpleNamespace:
     table = torch.arange((MAX_BS + 1) * COLUMNS, dtype=torch.int32).flip(0).view(-1, COLUMNS)
     return SimpleNamespace(
         kv_index_translator=Translator(table),
         token_to_kv_pool=Pool(table.numel(), device),
         req_to_token_pool=SimpleNamespace(req_to_token=table),
-        model=nn.ModuleList(layer(index, sight) for index, sight in enumerate(sights)),
+        model=nn.ModuleList(layer(index, window) for index, window in enumerate(windows)),
         dtype=torch.bfloat16,
         device="cuda",
     )
 
 
-def make_backend(sights: tuple[Sight, ...], device: str) -> tuple[BlockAttention, SimpleNamespace]:
-    runner = make_runner(sights, device)
+def make_backend(
+    windows: tuple[AttentionWindow, ...], device: str
+) -> tuple[BlockAttention, SimpleNamespace]:
+    runner = make_runner(windows, device)
     workspace = torch.zeros(1 << 10, dtype=torch.uint8, device=device)
     backend = BlockAttention(runner, workspace, BLOCK)
     backend.init_cuda_graph_state(MAX_BS, MAX_BS * BLOCK)
@@ -209,8 +217,8 @@ def attend(backend: BlockAttention, runner: SimpleNamespace, given: SimpleNamesp
 def test_every_argument_of_plan_and_run(
     bs: int, drafter: str, captured: bool, recorder: Recorder
 ) -> None:
-    sights = DRAFTERS[drafter]
-    backend, runner = make_backend(sights, "meta")
+    windows = DRAFTERS[drafter]
+    backend, runner = make_backend(windows, "meta")
     given = batch(prefixes(bs), "meta")
     if captured:
         backend.init_forward_metadata_out_graph(batch(torch.zeros(bs).long(), "meta"), True)
@@ -222,9 +230,9 @@ def test_every_argument_of_plan_and_run(
 
     assert {key[0] for key in recorder.modules} == {"fa2"}
     for one in recorder.plans:
-        sight = Sight(one.window_left, one.causal)
-        expected = lay_out(prefixes(bs), BLOCK, sight)
-        assert sight in sights
+        window = AttentionWindow(one.window_left, one.causal)
+        expected = paged_layout(prefixes(bs), BLOCK, window)
+        assert window in windows
         assert one.qo_indptr.tolist() == list(range(0, (bs + 1) * BLOCK, BLOCK))
         assert torch.equal(one.kv_indptr, expected.kv_indptr)
         assert torch.equal(one.kv_lens, expected.kv_lens)
@@ -234,46 +242,46 @@ def test_every_argument_of_plan_and_run(
         assert one.pinned_workspace.device.type == "cpu"
         assert one[6:14] == (bs * BLOCK, bs, HEADS, KV_HEADS, 1, captured, HEAD_DIM, HEAD_DIM)
         assert one[16:] == (-1, False, 0, 0)
-    assert {Sight(one.window_left, one.causal) for one in recorder.plans} == set(sights)
-    assert len(recorder.plans) == len(sights)
+    assert {AttentionWindow(one.window_left, one.causal) for one in recorder.plans} == set(windows)
+    assert len(recorder.plans) == len(windows)
 
-    assert len(recorder.runs) == len(sights)
+    assert len(recorder.runs) == len(windows)
     modes = flashinfer.prefill.MaskMode
-    for sight, run in zip(sights, recorder.runs, strict=True):
+    for window, run in zip(windows, recorder.runs, strict=True):
         q, k, v, qo_indptr, kv_indptr, kv_indices, last_page_lens, out, lse, mask_mode = run[3:13]
         assert run[2] == "plan info"
         assert q.shape == out.shape == (bs * BLOCK, HEADS, HEAD_DIM)
         assert k.shape == v.shape == (runner.token_to_kv_pool.rows.shape[0], 1, KV_HEADS, HEAD_DIM)
         assert (len(qo_indptr), len(kv_indptr), len(last_page_lens)) == (bs + 1, bs + 1, bs)
         assert lse is None
-        assert mask_mode == (modes.CAUSAL if sight.causal else modes.NON_CAUSAL).value
-        assert run[14] == sight.window_left
+        assert mask_mode == (modes.CAUSAL if window.causal else modes.NON_CAUSAL).value
+        assert run[14] == window.window_left
         assert run[16] is None  # no mask buffer
         assert run[17] is None
         assert run[23] == 0.5  # the scale of the scores
         if captured:
-            assert kv_indices.data_ptr() == backend._buffers[sight].kv_indices.data_ptr()
+            assert kv_indices.data_ptr() == backend._buffers[window].kv_indices.data_ptr()
         else:
-            assert len(kv_indices) == int(lay_out(prefixes(bs), BLOCK, sight).kv_indptr[-1])
+            assert len(kv_indices) == int(paged_layout(prefixes(bs), BLOCK, window).kv_indptr[-1])
     keys = {key[8] for key in recorder.modules}  # whether the kernel has windows
-    assert keys == {sight.window_left >= 0 for sight in sights}
+    assert keys == {window.window_left >= 0 for window in windows}
 
 
-@pytest.mark.parametrize("sight", [FULL, SLIDING, BIDIRECTIONAL])
+@pytest.mark.parametrize("window", [FULL, SLIDING, BIDIRECTIONAL])
 @pytest.mark.parametrize("bs", [1, 7, 64])
-def test_pages_of_16(bs: int, sight: Sight, recorder: Recorder) -> None:
+def test_pages_of_16(bs: int, window: AttentionWindow, recorder: Recorder) -> None:
     """The same planner over pages: SGLang's index lists are of single slots, whatever its pages."""
     wrapper = flashinfer.BatchPrefillWithPagedKVCacheWrapper(
         torch.zeros(1 << 10, dtype=torch.uint8, device="meta"), "NHD", backend="fa2"
     )
-    layout = lay_out(prefixes(bs), BLOCK, sight, page_size=16)
+    layout = paged_layout(prefixes(bs), BLOCK, window, page_size=16)
     pages = torch.zeros(int(layout.kv_indptr[-1]), dtype=torch.int32, device="meta")
     shape = Shape(HEADS, KV_HEADS, HEAD_DIM, 0.5, 0.0, torch.bfloat16, torch.float8_e4m3fn)
-    plan(wrapper, layout, pages, sight, shape, page_size=16)
+    plan(wrapper, layout, pages, window, shape, page_size=16)
     (one,) = recorder.plans
     assert torch.equal(one.kv_indptr, layout.kv_indptr)
     assert torch.equal(one.kv_lens, layout.kv_lens)  # FlashInfer's own, from pages and their ends
-    assert (one.page_size, one.causal, one.window_left) == (16, sight.causal, sight.window_left)
+    assert (one.page_size, one.causal, one.window_left) == (16, window.causal, window.window_left)
     assert recorder.modules == [
         (
             "fa2",
@@ -284,7 +292,7 @@ def test_pages_of_16(bs: int, sight: Sight, recorder: Recorder) -> None:
             HEAD_DIM,
             HEAD_DIM,
             0,  # no rotary embedding
-            sight.window_left >= 0,
+            window.window_left >= 0,
             False,  # no soft cap
             False,  # scores in float32
         )
@@ -315,14 +323,14 @@ def test_each_slot_reads_the_kv_slots_of_its_keys(
     else:
         backend.init_forward_metadata(given)
     attend(backend, runner, given)
-    for sight, run in zip(DRAFTERS[drafter], recorder.runs, strict=True):
+    for window, run in zip(DRAFTERS[drafter], recorder.runs, strict=True):
         kv_indptr, kv_indices = run[7].tolist(), run[8]
-        layout = lay_out(prefixes(7), BLOCK, sight)
-        window = None if sight.window_left < 0 else sight.window_left + 1
+        layout = paged_layout(prefixes(7), BLOCK, window)
+        window = None if window.window_left < 0 else window.window_left + 1
         for row, prefix in enumerate(prefixes(7).tolist()):
             slots = kv_indices[kv_indptr[row] : kv_indptr[row + 1]]
-            seen = seen_by_kernel(layout, row, BLOCK, sight)
-            defined = keys_defined(prefix, BLOCK, window, sight.causal)
+            seen = seen_by_kernel(layout, row, BLOCK, window)
+            defined = keys_defined(prefix, BLOCK, window, window.causal)
             for keys, positions in zip(seen, defined, strict=True):
                 expected = table[row + 1, sorted(positions)]
                 assert torch.equal(slots[keys], expected)
@@ -336,13 +344,15 @@ def test_rows_that_pad_a_captured_batch_read_no_context(recorder: Recorder) -> N
     assert recorder.plans[0].kv_lens.tolist() == [40 + BLOCK, BLOCK, BLOCK]
 
 
-@pytest.mark.parametrize("sight", [FULL, SLIDING])
-def test_the_index_buffer_holds_the_largest_batch_of_the_longest_requests(sight: Sight) -> None:
+@pytest.mark.parametrize("window", [FULL, SLIDING])
+def test_the_index_buffer_holds_the_largest_batch_of_the_longest_requests(
+    window: AttentionWindow,
+) -> None:
     with mock.patch.object(BlockAttention, "_wrapper", return_value=None):
-        backend, _ = make_backend((sight,), "meta")
+        backend, _ = make_backend((window,), "meta")
     longest = torch.full((MAX_BS,), COLUMNS - BLOCK)
-    needed = int(lay_out(longest, BLOCK, sight).kv_indptr[-1])
-    assert len(backend._buffers[sight].kv_indices) == needed
+    needed = int(paged_layout(longest, BLOCK, window).kv_indptr[-1])
+    assert len(backend._buffers[window].kv_indices) == needed
 
 
 def test_keys_and_values_of_the_block_are_written_first(recorder: Recorder) -> None:
@@ -361,12 +371,12 @@ def test_sights_are_those_of_the_served_drafter() -> None:
         layer_types=["full_attention", "sliding_attention"], sliding_window=WINDOW
     )
     config.get_text_config = lambda: config
-    sights = []
+    windows = []
     for index in range(2):
         window, kind = _get_dflash_layer_attention_params(config, index)
         made = RadixAttention(1, 64, 1.0, 1, index, sliding_window_size=window, attn_type=kind)
-        sights.append(sight_of(made))
-    assert sights == [FULL, SLIDING]
+        windows.append(window_of(made))
+    assert windows == [FULL, SLIDING]
 
 
 def test_the_kernels_rule_is_the_one_that_the_layout_rests_on() -> None:
@@ -394,7 +404,7 @@ def chosen_by_sglang(**facts: Any) -> Iterator[tuple[SimpleNamespace, Any]]:
 
 def test_ours_takes_the_place_of_sglangs() -> None:
     with chosen_by_sglang() as (runner, theirs):
-        ours = block_attention.for_blocks(runner, theirs, BLOCK)
+        ours = block_attention.select_draft_backend(runner, theirs, BLOCK)
     assert isinstance(ours, BlockAttention)
     assert ours.kv_index_translator is runner.kv_index_translator
     assert ours.needs_cpu_seq_lens  # or lengths on the host would be a bound
@@ -412,4 +422,4 @@ def test_ours_takes_the_place_of_sglangs() -> None:
 )
 def test_another_choice_stays(facts: dict[str, Any]) -> None:
     with chosen_by_sglang(**facts) as (runner, theirs):
-        assert block_attention.for_blocks(runner, theirs, BLOCK) is theirs
+        assert block_attention.select_draft_backend(runner, theirs, BLOCK) is theirs

@@ -26,7 +26,7 @@ from dflash_sglang.step.context_kv import ContextKV
 from dflash_sglang.step.draft import Drafter
 from dflash_sglang.step.draft_limits import DraftLimits
 from dflash_sglang.step.draft_tail import DraftTail
-from dflash_sglang.step.verifier_sampling import TargetSampler
+from dflash_sglang.step.verifier_sampling import VerifierSampler
 from dflash_sglang.step.width_control import Widths
 
 GREEDY, SAMPLED = Traffic(1, sampled=False), Traffic(1, sampled=True)
@@ -79,11 +79,11 @@ def test_one_op_draws_filtered_requests_but_those_with_all_filters(
     """And one of them takes its whole batch along."""
     drawn = []
 
-    def choose(sampler: TargetSampler, logits: Tensor, batch: Any, positions: Tensor) -> Tensor:
+    def choose(sampler: VerifierSampler, logits: Tensor, batch: Any, positions: Tensor) -> Tensor:
         drawn.append(len(batch.reqs))
         return new(*positions.shape)
 
-    monkeypatch.setattr(TargetSampler, "choose", choose)
+    monkeypatch.setattr(VerifierSampler, "choose", choose)
 
     def filtering(*args: Any, **filters: Any) -> Any:
         batch = make_batch(*args)

@@ -7,7 +7,7 @@ import torch
 from sglang.srt.layers.sampler import top_k_top_p_min_p_sampling_from_probs_torch
 from sglang.srt.sampling.sampling_params import TOP_K_ALL
 
-from dflash_sglang.core.target import Filters, target_probs
+from dflash_sglang.core.distribution import Filters, verifier_probs
 
 VOCAB = 97
 CASES = {
@@ -51,7 +51,7 @@ def sglang_weights(logits: torch.Tensor, filters: Filters) -> torch.Tensor:
 def test_the_law_of_the_ordinary_sampler(names: list[str]) -> None:
     filters = filters_of(names)
     logits = 2 * torch.randn(len(names), VOCAB, generator=torch.Generator().manual_seed(1))
-    got = target_probs(logits, filters)
+    got = verifier_probs(logits, filters)
     expected = sglang_weights(logits, filters)
     assert torch.equal(got > 0, expected > 0)
     # float32: one division by the sum, in another order of summation.

@@ -18,7 +18,7 @@ class Filters(NamedTuple):
     any_set: bool  # whether top-k, top-p or min-p of any row is not neutral
 
 
-def target_probs(logits: Tensor, filters: Filters) -> Tensor:
+def verifier_probs(logits: Tensor, filters: Filters) -> Tensor:
     """Probabilities after temperature, top-k, top-p and min-p.
 
     Top-k and top-p look at the same unfiltered probabilities and a token must pass both; min-p then

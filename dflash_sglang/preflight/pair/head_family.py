@@ -16,15 +16,15 @@ from typing import Any
 Config = Mapping[str, Any]
 
 
-class Server(StrEnum):
-    """Who serves a layout."""
+class ServedBy(StrEnum):
+    """Which worker serves a head family."""
 
     OURS = "dflash_sglang"
     SGLANG = "sglang"
-    NOBODY = "nobody"
+    UNSUPPORTED = "unsupported"
 
 
-class Layout(StrEnum):
+class HeadFamily(StrEnum):
     """Family of a draft head."""
 
     PLAIN = "plain"
@@ -48,23 +48,23 @@ class Layout(StrEnum):
     UNKNOWN = "unknown"  # not a draft head, as far as we can tell
 
     @property
-    def server(self) -> Server:
+    def served_by(self) -> ServedBy:
         """Who serves a head of this family."""
-        if self is Layout.PLAIN:
-            return Server.OURS
-        return Server.SGLANG if self in _SGLANG_SERVES else Server.NOBODY
+        if self is HeadFamily.PLAIN:
+            return ServedBy.OURS
+        return ServedBy.SGLANG if self in _SGLANG_SERVES else ServedBy.UNSUPPORTED
 
 
 _SGLANG_SERVES = frozenset(
     {
-        Layout.DFLASH2,
-        Layout.DOMINO,
-        Layout.LILICORR,
-        Layout.NEMOTRON,
-        Layout.LAGUNA,
-        Layout.MUSE,
-        Layout.VARIANT,
-        Layout.QUANTIZED,
+        HeadFamily.DFLASH2,
+        HeadFamily.DOMINO,
+        HeadFamily.LILICORR,
+        HeadFamily.NEMOTRON,
+        HeadFamily.LAGUNA,
+        HeadFamily.MUSE,
+        HeadFamily.VARIANT,
+        HeadFamily.QUANTIZED,
     }
 )
 
@@ -72,7 +72,7 @@ PLAIN_ARCHITECTURE = "DFlashDraftModel"
 _DFLASH2_ARCHITECTURES = {"DFlash2DraftModel", "DFlash2BeamDraftModel", "MiniMaxDFlash2DraftModel"}
 
 
-def draft_layout(config: Config, tensor_names: Collection[str] = ()) -> Layout:
+def head_family(config: Config, tensor_names: Collection[str] = ()) -> HeadFamily:
     """Tell the family of a draft head.
 
     Args:
@@ -84,7 +84,9 @@ def draft_layout(config: Config, tensor_names: Collection[str] = ()) -> Layout:
         so that a shifted or cut-down head is never taken for a served one.
     """
     names = frozenset(name.removeprefix("model.") for name in tensor_names)
-    return next((layout for layout, has_mark in _MARKS if has_mark(config, names)), Layout.UNKNOWN)
+    return next(
+        (family for family, has_mark in _MARKS if has_mark(config, names)), HeadFamily.UNKNOWN
+    )
 
 
 def dflash_section(config: Config) -> Config:
@@ -199,19 +201,19 @@ def _any_starts(names: frozenset[str], *prefixes: str) -> bool:
     return any(name.startswith(prefixes) for name in names)
 
 
-_MARKS: tuple[tuple[Layout, Callable[[Config, frozenset[str]], bool]], ...] = (
-    (Layout.ANCHOR_FIRST, _anchor_first),
-    (Layout.SPECULATORS, _speculators),
-    (Layout.DSPARK, _dspark),
-    (Layout.EAGLE, _eagle),
-    (Layout.REDUCED_VOCABULARY, _reduced_vocabulary),
-    (Layout.NEMOTRON, _nemotron),
-    (Layout.DFLASH2, _dflash2),
-    (Layout.DOMINO, _domino),
-    (Layout.LILICORR, _lilicorr),
-    (Layout.LAGUNA, _laguna),
-    (Layout.MUSE, _muse),
-    (Layout.VARIANT, _variant),
-    (Layout.QUANTIZED, _quantized),
-    (Layout.PLAIN, _plain),
+_MARKS: tuple[tuple[HeadFamily, Callable[[Config, frozenset[str]], bool]], ...] = (
+    (HeadFamily.ANCHOR_FIRST, _anchor_first),
+    (HeadFamily.SPECULATORS, _speculators),
+    (HeadFamily.DSPARK, _dspark),
+    (HeadFamily.EAGLE, _eagle),
+    (HeadFamily.REDUCED_VOCABULARY, _reduced_vocabulary),
+    (HeadFamily.NEMOTRON, _nemotron),
+    (HeadFamily.DFLASH2, _dflash2),
+    (HeadFamily.DOMINO, _domino),
+    (HeadFamily.LILICORR, _lilicorr),
+    (HeadFamily.LAGUNA, _laguna),
+    (HeadFamily.MUSE, _muse),
+    (HeadFamily.VARIANT, _variant),
+    (HeadFamily.QUANTIZED, _quantized),
+    (HeadFamily.PLAIN, _plain),
 )
