@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from dflash_sglang.preflight.pair.family import (
+from dflash_sglang.preflight.pair.head_family import (
     PLAIN_ARCHITECTURE,
     HeadFamily,
     ServedBy,

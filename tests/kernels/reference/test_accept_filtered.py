@@ -9,7 +9,7 @@ from dflash_kernels.accept_filtered.reference import kept
 from dflash_kernels.accept_sampled import accept_sampled
 from torch import Tensor
 
-from dflash_sglang.core import target
+from dflash_sglang.core import distribution
 
 ALL = 2**30  # top-k of a request that does not filter by it
 
@@ -51,9 +51,9 @@ def test_without_ties_they_are_those_of_sglangs_torch_sampler() -> None:
     rows = [(k, p, m) for k in (2, 9, ALL) for p in (0.2, 0.7, 1.0) for m in (0.0, 0.05)]
     logits = 2 * torch.randn(len(rows), 1, 200, generator=generator)
     given = filters(*rows)
-    probs = target.verifier_probs(
+    probs = distribution.verifier_probs(
         logits[:, 0],
-        target.Filters(torch.ones(len(rows), 1), *given, any_set=True),
+        distribution.Filters(torch.ones(len(rows), 1), *given, any_set=True),
     )
     assert torch.equal(kept(logits, given)[:, 0], probs > 0)
 
@@ -63,9 +63,9 @@ def test_the_draws_follow_the_filtered_law() -> None:
     generator = torch.Generator().manual_seed(2)
     logits = torch.randn(1, 10, generator=generator)
     given = filters((6, 0.9, 0.02))
-    expected = target.verifier_probs(
+    expected = distribution.verifier_probs(
         logits,
-        target.Filters(torch.full((1, 1), temperature), *given, any_set=True),
+        distribution.Filters(torch.full((1, 1), temperature), *given, any_set=True),
     )[0]
     got = accept_filtered(
         logits.repeat(count, 1),
