@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from dflash_sglang.drafter.checkpoint import CheckpointError
+from dflash_sglang.preflight.pair.facts import Side, read_side
 from dflash_sglang.preflight.pair.head_family import (
     PLAIN_ARCHITECTURE,
     HeadFamily,
@@ -19,9 +21,6 @@ from dflash_sglang.preflight.pair.head_family import (
     architectures,
     head_family,
 )
-
-from dflash_sglang.drafter.checkpoint import CheckpointError
-from dflash_sglang.preflight.pair.facts import Side, read_side
 from dflash_sglang.preflight.pair.locate import locate
 from dflash_sglang.preflight.pair.report import Finding, PairReport, Severity, error
 from dflash_sglang.preflight.pair.rule import Pair

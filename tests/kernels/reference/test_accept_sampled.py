@@ -4,9 +4,8 @@ import pytest
 import torch
 from dflash_kernels.accept_match import accept_match
 from dflash_kernels.accept_sampled import accept_sampled
+from dflash_kernels.accept_sampled.hashing import murmur_hash32
 from sglang.srt.layers import sampler
-
-from dflash_sglang.cpu.seeds import murmur_hash32
 
 
 def test_draws_what_sglangs_seeded_sampler_draws(monkeypatch: pytest.MonkeyPatch) -> None:

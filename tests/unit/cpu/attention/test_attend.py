@@ -7,7 +7,7 @@ import torch
 
 from dflash_sglang.cpu.attention import attend as attention
 from dflash_sglang.cpu.attention.attend import FULL_CONTEXT, attend, plan_attention
-from tests.unit.cpu.attention_cases import Batch, attend_by_definition, make_batch
+from tests.unit.cpu.attention.batches import Batch, attend_by_definition, make_batch
 
 SCALE = 0.25
 # float32 sums over at most a few hundred terms of size one against float64

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from dflash_sglang.cpu.gated_delta import conv_kernels, replay, rule_kernels, states
-from tests.unit.cpu import recurrent_cases as cases
-from tests.unit.cpu.recurrent_cases import HEADS, KEY_HEADS, SLOTS, WIDTH, K, V
+from tests.unit.cpu.gated_delta import cases
+from tests.unit.cpu.gated_delta.cases import HEADS, KEY_HEADS, SLOTS, WIDTH, K, V
 
 LAYERS, BLOCK, ROWS, CHANNELS = 2, 16, 20, 6
 CLOSE = {"atol": 1e-11, "rtol": 1e-9}  # orders of rounding in float64

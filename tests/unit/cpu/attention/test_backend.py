@@ -14,7 +14,7 @@ from dflash_sglang.cpu.attention.backend import CpuAttentionBackend, refuse_unse
 from dflash_sglang.cpu.attention.kv_pool import CpuKVPool
 from dflash_sglang.cpu.builtin_worker import StreamlessTensor
 from dflash_sglang.errors import PlatformError
-from tests.unit.cpu.attention_cases import Batch, attend_by_definition, make_batch
+from tests.unit.cpu.attention.batches import Batch, attend_by_definition, make_batch
 
 HEADS, KV_HEADS, DIM, WIDTH = 4, 2, 16, 3
 LAYERS = 2

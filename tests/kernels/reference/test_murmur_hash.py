@@ -2,8 +2,7 @@
 
 import pytest
 import torch
-
-from dflash_sglang.cpu.seeds import murmur_hash32
+from dflash_kernels.accept_sampled.hashing import murmur_hash32
 
 
 def murmur3_of_bytes(data: bytes) -> int:

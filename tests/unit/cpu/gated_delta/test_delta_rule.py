@@ -7,8 +7,8 @@ import torch
 
 from dflash_sglang.cpu.gated_delta import rule_kernels
 from dflash_sglang.cpu.gated_delta.delta_rule import CHUNK
-from tests.unit.cpu import recurrent_cases as cases
-from tests.unit.cpu.recurrent_cases import HEADS, SLOTS, K, V
+from tests.unit.cpu.gated_delta import cases
+from tests.unit.cpu.gated_delta.cases import HEADS, SLOTS, K, V
 
 # Orders of rounding in float64, through decays from 1 to e^-20.
 CLOSE = {"atol": 1e-11, "rtol": 1e-9}

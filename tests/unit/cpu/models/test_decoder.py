@@ -12,7 +12,7 @@ import pytest
 
 from dflash_sglang import zoo
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 PROBE = Path(__file__).with_name("decoder_probe.py")
 ENTRY_POINTS = "[sglang.srt.platforms]\ndflash_cpu = dflash_sglang.cpu:activate\n"
 
