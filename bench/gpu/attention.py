@@ -19,7 +19,7 @@ from dflash_sglang.drafter.reference import visibility
 BLOCK, HEADS, KV_HEADS, HEAD_DIM = 16, 32, 4, 128
 PAGES = 512
 SHAPE = Shape(HEADS, KV_HEADS, HEAD_DIM, HEAD_DIM**-0.5, 0.0, BF16, BF16)
-SIGHTS = (
+WINDOWS = (
     AttentionWindow(-1, causal=False),
     AttentionWindow(99, causal=True),
     AttentionWindow(99, causal=False),
@@ -73,7 +73,7 @@ def compare_all(
     """
     for page_size in (1, 16):
         setting = new_setting(device, page_size)
-        for window in SIGHTS:
+        for window in WINDOWS:
             name = (
                 f"{'causal' if window.causal else 'non-causal'}, window_left {window.window_left}"
             )
@@ -160,11 +160,11 @@ def attend_in_torch(
     setting: Setting, lengths: tuple[int, ...], window: AttentionWindow, page_size: int
 ) -> Tensor:
     """By the reference drafter's definition, in float32, [bs * BLOCK, HEADS, HEAD_DIM]."""
-    window = None if window.window_left < 0 else window.window_left + 1
+    reach = None if window.window_left < 0 else window.window_left + 1
     outs = []
     for row, prefix in enumerate(lengths):
         context, block = torch.arange(prefix), prefix + torch.arange(BLOCK)
-        seen = visibility(block[None], context[None], None, window=window, causal=window.causal)
+        seen = visibility(block[None], context[None], None, window=reach, causal=window.causal)
         keys, values = keys_and_values(setting, row, prefix + BLOCK, page_size)
         out = torch.nn.functional.scaled_dot_product_attention(
             setting.q[row * BLOCK : (row + 1) * BLOCK].float().transpose(0, 1),

@@ -17,20 +17,27 @@ LEVELS = {
     "dflash_sglang.core": 2,
     "dflash_sglang.drafter": 2,
     "dflash_sglang.zoo": 2,
-    # The contract of `host` also lists what `cpu` relies on; neither needs the other's code.
-    "dflash_sglang.step": 3,
     "dflash_sglang.cpu": 3,
-    "dflash_sglang.plugin": 4,
+    "dflash_sglang.preflight": 3,
+    "dflash_sglang.step": 3,
+    "dflash_sglang.hooks": 4,
     "dflash_sglang.check": 4,
+    "dflash_sglang.plugin": 5,
     "launch": 6,
     "bench": 7,
     "tests": 8,
 }
 SIBLINGS = {
-    ("dflash_sglang.cpu", "dflash_sglang.step"),  # cpu reads host.contract
     ("dflash_sglang.config", "dflash_sglang.core"),  # the settings file's width part is core's
 }
-MAY_IMPORT_SGLANG = {"dflash_sglang.step", "dflash_sglang.cpu", "bench", "tests"}
+MAY_IMPORT_SGLANG = {
+    "dflash_sglang.cpu",
+    "dflash_sglang.hooks",
+    "dflash_sglang.preflight",
+    "dflash_sglang.step",
+    "bench",
+    "tests",
+}
 SCRIPT_FOLDERS = ("kernels", "tests", "bench", "launch", "docs")
 
 

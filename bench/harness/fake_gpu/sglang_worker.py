@@ -96,7 +96,7 @@ def _worker(server: FakeServer) -> module.DFlashWorkerV2:
         "_noise_embed_scale": 1.0,
         "_full_embed_gpu": None,
         "_need_mamba_verify_commit": False,
-        "_verifier_logits_processor": None,
+        "_target_logits_processor": None,
         "use_compact_draft_cache": False,
         "_use_triton_prepare_block": True,
         "_use_triton_accept_bonus": True,

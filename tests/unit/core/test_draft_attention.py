@@ -53,11 +53,11 @@ def keys_defined(prefix: int, block_size: int, window: int | None, causal: bool)
 def test_every_slot_sees_exactly_its_keys(
     block_size: int, window: int | None, causal: bool, page_size: int
 ) -> None:
-    window = AttentionWindow(-1 if window is None else window - 1, causal)
-    layout = paged_layout(PREFIXES, block_size, window, page_size)
+    kernel_window = AttentionWindow(-1 if window is None else window - 1, causal)
+    layout = paged_layout(PREFIXES, block_size, kernel_window, page_size)
     for row, prefix in enumerate(PREFIXES.tolist()):
         expected = keys_defined(prefix, block_size, window, causal)
-        assert keys_seen(layout, row, block_size, window) == expected
+        assert keys_seen(layout, row, block_size, kernel_window) == expected
 
 
 @pytest.mark.parametrize("causal", [False, True])

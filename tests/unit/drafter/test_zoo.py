@@ -163,7 +163,7 @@ def test_prompt_text_is_what_the_chat_template_writes(pair: zoo.Pair) -> None:
 
 def test_no_held_out_answer_is_trained_on(data: ModuleType) -> None:
     """A split by prompt leaks: the same answer occurs under another wording."""
-    grammar = sys.modules["pair_grammar"]
+    grammar = sys.modules["bench.train.grammar"]
     held_out = {prompt.answer for found in zoo.prompts("moe").values() for prompt in found}
     trained = set()
     for exchange in itertools.islice(data.training_exchanges(seed=5), 20_000):

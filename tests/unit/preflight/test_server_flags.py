@@ -250,7 +250,7 @@ def test_it_runs_in_sglangs_own_resolution(resolution_hooks: dict[str, list[Any]
 def test_the_launcher_stops_with_one_line() -> None:
     """No traceback, no second process; the line names flag, value and way out."""
     program = (
-        "import runpy; from dflash_sglang.step import flags; flags.install(); "
+        "import runpy; from dflash_sglang.preflight import server_flags; server_flags.install(); "
         "runpy.run_module('sglang.launch_server', run_name='__main__', alter_sys=True)"
     )
     arguments = ["--model-path", VERIFIER, "--speculative-algorithm", "DFLASH"]

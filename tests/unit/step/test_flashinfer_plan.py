@@ -326,11 +326,11 @@ def test_each_slot_reads_the_kv_slots_of_its_keys(
     for window, run in zip(DRAFTERS[drafter], recorder.runs, strict=True):
         kv_indptr, kv_indices = run[7].tolist(), run[8]
         layout = paged_layout(prefixes(7), BLOCK, window)
-        window = None if window.window_left < 0 else window.window_left + 1
+        reach = None if window.window_left < 0 else window.window_left + 1
         for row, prefix in enumerate(prefixes(7).tolist()):
             slots = kv_indices[kv_indptr[row] : kv_indptr[row + 1]]
             seen = seen_by_kernel(layout, row, BLOCK, window)
-            defined = keys_defined(prefix, BLOCK, window, window.causal)
+            defined = keys_defined(prefix, BLOCK, reach, window.causal)
             for keys, positions in zip(seen, defined, strict=True):
                 expected = table[row + 1, sorted(positions)]
                 assert torch.equal(slots[keys], expected)
