@@ -8,10 +8,8 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 import torch
-from dflash_kernels.accept_filtered import Filters
-from dflash_kernels.block_verify import Proposal, draw
-from dflash_kernels.context_kv import LayerCaches
-from dflash_kernels.prepare_block import Block
+from dflash_kernels.block_verify import draw
+from dflash_kernels.types import Block, Filters, LayerCaches, Proposal
 from torch import Tensor
 
 BF16, FP16, FP32, FP8 = torch.bfloat16, torch.float16, torch.float32, torch.float8_e4m3fn
@@ -86,12 +84,12 @@ def blocks(device: torch.device) -> Iterator[Case]:
         pair = new.ids(2, bs, width), new.ids(2, bs, width), new.ids(2**33, bs)
         options: dict[str, Any] = {
             "limit": new.ids(width + 2, bs, low=-1, dtype=torch.int32),
-            "also": new.uniforms(bs, width - 1) < 0.5,
+            "extra_accept": new.uniforms(bs, width - 1) < 0.5,
         }
         yield Case("accept_match", shape, lambda op, p=pair: op.accept_match(*p))
         yield Case(
             "accept_match",
-            f"{shape}, limit, also",
+            f"{shape}, limit, extra_accept",
             lambda op, p=pair, o=options: op.accept_match(*p, **o),
         )
 

@@ -6,13 +6,14 @@ from functools import partial
 from typing import NamedTuple
 
 import torch
-from dflash_kernels.accept_filtered import Filters, accept_filtered
+from dflash_kernels.accept_filtered import accept_filtered
 from dflash_kernels.accept_match import accept_match
 from dflash_kernels.accept_sampled import accept_sampled
-from dflash_kernels.block_verify import Proposal, block_verify, token_wise
-from dflash_kernels.context_kv import LayerCaches, context_kv
-from dflash_kernels.draft_tail import Tail, draft_tail
-from dflash_kernels.prepare_block import Block, narrow_block, prepare_block
+from dflash_kernels.block_verify import block_verify, token_wise
+from dflash_kernels.context_kv import context_kv
+from dflash_kernels.draft_tail import draft_tail
+from dflash_kernels.prepare_block import narrow_block, prepare_block
+from dflash_kernels.types import Block, Filters, LayerCaches, Proposal, Tail
 from torch import Tensor
 
 from bench.gpu.cases import BF16, FP8, Inputs, new_caches

@@ -11,17 +11,14 @@ from typing import Any, NamedTuple
 from unittest import mock
 
 import torch
-from dflash_kernels.accept_filtered import Filters
 from dflash_kernels.accept_filtered import kernel as accept_filtered
 from dflash_kernels.accept_match import kernel as accept_match
 from dflash_kernels.accept_sampled import kernel as accept_sampled
-from dflash_kernels.block_verify import Proposal
 from dflash_kernels.block_verify import kernel as block_verify
-from dflash_kernels.context_kv import LayerCaches
 from dflash_kernels.context_kv import kernel as context_kv
 from dflash_kernels.draft_tail import kernel as draft_tail
-from dflash_kernels.prepare_block import Block
 from dflash_kernels.prepare_block import kernel as prepare_block
+from dflash_kernels.types import Block, Filters, LayerCaches, Proposal
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from triton.runtime.jit import JITFunction
@@ -78,8 +75,8 @@ def run_accept_match(bs: int, options: bool) -> None:
     """Accept, with or without limits and exceptions."""
     blocks = [new(bs, WIDTH) for _ in range(2)]
     limit = new(bs, dtype=torch.int32) if options else None
-    also = new(bs, WIDTH - 1, dtype=torch.bool) if options else None
-    accept_match.accept_match(*blocks, new(bs), limit=limit, also=also)
+    extra_accept = new(bs, WIDTH - 1, dtype=torch.bool) if options else None
+    accept_match.accept_match(*blocks, new(bs), limit=limit, extra_accept=extra_accept)
 
 
 def run_draft_tail(bs: int, dtype: torch.dtype, top: int, columns: int = VOCABULARY) -> None:
@@ -143,7 +140,7 @@ VARIANTS = (
     Variant("prepare_block", run_prepare_block),
     Variant("narrow_block", run_narrow_block),
     Variant("accept_match", lambda bs: run_accept_match(bs, options=False)),
-    Variant("accept_match(limit, also)", lambda bs: run_accept_match(bs, options=True)),
+    Variant("accept_match(limit, extra_accept)", lambda bs: run_accept_match(bs, options=True)),
     Variant("draft_tail(bf16)", lambda bs: run_draft_tail(bs, BF16, 1), streams=True),
     Variant("draft_tail(fp32)", lambda bs: run_draft_tail(bs, FP32, 1), streams=True),
     Variant("draft_tail(bf16, top=32)", lambda bs: run_draft_tail(bs, BF16, 32), streams=True),

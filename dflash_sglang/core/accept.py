@@ -11,8 +11,9 @@ from enum import Enum
 from typing import NamedTuple
 
 import torch
-from dflash_kernels.accept_match import Acceptance, accept_match
+from dflash_kernels.accept_match import accept_match
 from dflash_kernels.block_verify import block_verify, token_wise
+from dflash_kernels.types import Acceptance
 from torch import Tensor
 
 
@@ -42,10 +43,12 @@ def match(
     prefix_lens: Tensor,
     *,
     limit: Tensor | None = None,
-    also: Tensor | None = None,
+    extra_accept: Tensor | None = None,
 ) -> Acceptance:
     """Accept the drafts that equal the verifier's tokens: see `dflash_kernels.accept_match`."""
-    return accept_match(draft_ids, verifier_ids, prefix_lens, limit=limit, also=also)
+    return accept_match(
+        draft_ids, verifier_ids, prefix_lens, limit=limit, extra_accept=extra_accept
+    )
 
 
 # The rules for sampled drafts; arguments and result of each are those of `block_verify`.

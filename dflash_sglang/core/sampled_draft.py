@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
-from dflash_kernels.block_verify import Proposal, draw
+from dflash_kernels.block_verify import draw
+from dflash_kernels.types import Proposal
 from torch import Tensor
 
 

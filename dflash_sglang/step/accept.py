@@ -6,7 +6,7 @@ import logging
 from typing import TYPE_CHECKING
 
 import torch
-from dflash_kernels.accept_match import Acceptance
+from dflash_kernels.types import Acceptance
 from sglang.srt.runtime_context import get_spec
 from sglang.srt.speculative.spec_tp_sync import SpecTpSync, SpecTpSyncSite
 from torch import Tensor
@@ -103,12 +103,14 @@ class Acceptor:
         verifier_ids = self._sampler.choose(logits, batch, positions)
         # Ranks draw from their own generators: rank 0 decides.
         self._tp_sync.sync(SpecTpSyncSite.DFLASH_ACCEPT_SAMPLE, verifier_ids)
-        also = None
+        extra_accept = None
         if probs is not None:
             uniforms = self.uniforms(draft_ids.shape[0], draft_ids.shape[1] - 1, logits.device)
-            also = accept.relaxed(draft_ids, verifier_ids, probs, uniforms, thresholds)
-            also &= (batch.sampling_info.top_ks > 1)[:, None]
-        return accept.match(draft_ids, verifier_ids, batch.seq_lens, limit=limit, also=also)
+            extra_accept = accept.relaxed(draft_ids, verifier_ids, probs, uniforms, thresholds)
+            extra_accept &= (batch.sampling_info.top_ks > 1)[:, None]
+        return accept.match(
+            draft_ids, verifier_ids, batch.seq_lens, limit=limit, extra_accept=extra_accept
+        )
 
     def _draw(
         self, batch: ScheduleBatch, draft_ids: Tensor, logits: Tensor, limit: Tensor | None

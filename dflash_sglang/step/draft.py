@@ -6,8 +6,7 @@ from collections.abc import Collection
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from dflash_kernels.block_verify import Proposal
-from dflash_kernels.prepare_block import Block
+from dflash_kernels.types import Block, Proposal
 from sglang.srt.lora.layers import unwrap_lora_layer
 from sglang.srt.model_executor.forward_batch_info import (
     CaptureHiddenMode,

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import torch
-from dflash_kernels.accept_filtered import Filters, accept_filtered
-from dflash_kernels.accept_sampled import Acceptance, accept_sampled
+from dflash_kernels.accept_filtered import accept_filtered
+from dflash_kernels.accept_sampled import accept_sampled
 from dflash_kernels.dispatch import runs_triton
+from dflash_kernels.types import Acceptance, Filters
 from sglang.srt.sampling.sampling_params import TOP_K_ALL
 from torch import Tensor
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
-from dflash_kernels.accept_match import Acceptance
+from dflash_kernels.types import Acceptance
 from sglang.srt.runtime_context import get_exec, get_schedule, mamba_track_grid
 
 from dflash_sglang.step.stop_ids import ending_ids, tokens_left

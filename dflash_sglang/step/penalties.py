@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
-from dflash_kernels.accept_match import Acceptance
+from dflash_kernels.types import Acceptance
 from sglang.srt.utils.common import async_h2d
 from torch import Tensor
 

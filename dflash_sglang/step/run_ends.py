@@ -12,7 +12,7 @@ from itertools import zip_longest
 from typing import TYPE_CHECKING
 
 import torch
-from dflash_kernels.accept_match import Acceptance
+from dflash_kernels.types import Acceptance
 from sglang.srt.configs.hybrid_arch import mambaish_config
 from sglang.srt.runtime_context import get_exec, get_memory
 from sglang.srt.utils.common import async_h2d

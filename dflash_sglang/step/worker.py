@@ -11,9 +11,8 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from dflash_kernels.accept_match import Acceptance
-from dflash_kernels.prepare_block import Block, narrow_block, prepare_block
-from dflash_kernels.self_test import Shapes
+from dflash_kernels.prepare_block import narrow_block, prepare_block
+from dflash_kernels.types import Acceptance, Block, ServerShapes
 from sglang.srt.environ import envs
 from sglang.srt.layers.logprob_processor import compute_spec_logprobs
 from sglang.srt.managers.utils import GenerationBatchResult
@@ -126,7 +125,7 @@ class DFlashWorker(BaseSpecWorker):
                 self._settings,
             )
 
-    def _op_shapes(self) -> Shapes:
+    def _op_shapes(self) -> ServerShapes:
         return op_shapes(
             self.block_size,
             self.model_runner.model_config.vocab_size,

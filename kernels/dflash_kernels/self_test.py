@@ -5,16 +5,17 @@ import time
 import torch
 from torch import Tensor
 
-from dflash_kernels.self_test_cases import Shapes, cases
+from dflash_kernels.self_test_cases import cases
+from dflash_kernels.types import ServerShapes
 
-__all__ = ["OpError", "Shapes", "self_test"]
+__all__ = ["OpError", "self_test"]
 
 
 class OpError(RuntimeError):
     """An op does not compile on this device, or computes something else than its reference."""
 
 
-def self_test(device: torch.device | str, shapes: Shapes) -> dict[str, float]:
+def self_test(device: torch.device | str, shapes: ServerShapes) -> dict[str, float]:
     """Run every op once and compare.
 
     Args:

@@ -6,37 +6,20 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from dflash_kernels.accept_filtered import Filters
 from dflash_kernels.accept_filtered import reference as filtered_reference
 from dflash_kernels.accept_match import reference as accept_reference
 from dflash_kernels.accept_sampled import reference as sampled_reference
-from dflash_kernels.block_verify import Proposal
 from dflash_kernels.block_verify import reference as verify_reference
-from dflash_kernels.context_kv import LayerCaches
 from dflash_kernels.context_kv import reference as context_reference
 from dflash_kernels.draft_tail import reference as tail_reference
-from dflash_kernels.prepare_block import Block
 from dflash_kernels.prepare_block import reference as block_reference
+from dflash_kernels.types import Block, Filters, LayerCaches, Proposal, ServerShapes
 
 BATCH = 7
 CONTEXT = 300
 # Logits are as wide as the vocabulary, and the reference of `accept_sampled` takes ten float64
 # copies of them.
 ROWS = 8
-
-
-class Shapes(NamedTuple):
-    """What a server's ops will be given."""
-
-    block_size: int
-    vocab_size: int
-    top: int  # candidates of a drafted position
-    dtype: torch.dtype  # of the head's logits and the drafter's projections
-    layers: int  # of the drafter, and so on
-    kv_heads: int
-    head_dim: int
-    rotary_dim: int
-    cache_dtype: torch.dtype
 
 
 class Case(NamedTuple):
@@ -71,7 +54,7 @@ class Inputs:
 # Kernels are imported below, because a machine without Triton never gets this far.
 
 
-def cases(device: torch.device | str, shapes: Shapes) -> Iterator[Case]:
+def cases(device: torch.device | str, shapes: ServerShapes) -> Iterator[Case]:
     """Every op, inputs made as it comes up."""
     inputs = Inputs(device)
     yield _prepare_block(inputs, shapes)
@@ -85,7 +68,7 @@ def cases(device: torch.device | str, shapes: Shapes) -> Iterator[Case]:
         yield _rejection(rule, inputs, shapes)
 
 
-def _prepare_block(inputs: Inputs, shapes: Shapes) -> Case:
+def _prepare_block(inputs: Inputs, shapes: ServerShapes) -> Case:
     from dflash_kernels.prepare_block import kernel
 
     table = inputs.ids(2**31 - 1, BATCH + 2, CONTEXT + shapes.block_size).to(torch.int32)
@@ -99,7 +82,7 @@ def _prepare_block(inputs: Inputs, shapes: Shapes) -> Case:
     )
 
 
-def _narrow_block(inputs: Inputs, shapes: Shapes) -> Case:
+def _narrow_block(inputs: Inputs, shapes: ServerShapes) -> Case:
     from dflash_kernels.prepare_block import kernel
 
     size = (BATCH, shapes.block_size)
@@ -111,7 +94,7 @@ def _narrow_block(inputs: Inputs, shapes: Shapes) -> Case:
     )
 
 
-def _accept_match(inputs: Inputs, shapes: Shapes) -> Case:
+def _accept_match(inputs: Inputs, shapes: ServerShapes) -> Case:
     from dflash_kernels.accept_match import kernel
 
     # Of two tokens, so that every accept length occurs.
@@ -119,7 +102,7 @@ def _accept_match(inputs: Inputs, shapes: Shapes) -> Case:
     lens = inputs.ids(CONTEXT, BATCH)
     options: dict[str, Tensor] = {
         "limit": inputs.ids(9, BATCH).to(torch.int32),
-        "also": inputs.ids(2, BATCH, shapes.block_size - 1).bool(),
+        "extra_accept": inputs.ids(2, BATCH, shapes.block_size - 1).bool(),
     }
     return Case(
         "accept_match",
@@ -128,7 +111,7 @@ def _accept_match(inputs: Inputs, shapes: Shapes) -> Case:
     )
 
 
-def _draft_tail(inputs: Inputs, shapes: Shapes) -> Case:
+def _draft_tail(inputs: Inputs, shapes: ServerShapes) -> Case:
     from dflash_kernels.draft_tail import kernel
 
     logits = inputs.floats(ROWS, shapes.vocab_size, dtype=shapes.dtype)
@@ -147,7 +130,7 @@ def _draft_tail(inputs: Inputs, shapes: Shapes) -> Case:
     )
 
 
-def _accept_sampled(inputs: Inputs, shapes: Shapes) -> Case:
+def _accept_sampled(inputs: Inputs, shapes: ServerShapes) -> Case:
     from dflash_kernels.accept_sampled import kernel
 
     given = (
@@ -164,7 +147,7 @@ def _accept_sampled(inputs: Inputs, shapes: Shapes) -> Case:
     )
 
 
-def _accept_filtered(inputs: Inputs, shapes: Shapes) -> Case:
+def _accept_filtered(inputs: Inputs, shapes: ServerShapes) -> Case:
     from dflash_kernels.accept_filtered import kernel
 
     def each(*values: float, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -189,7 +172,7 @@ def _accept_filtered(inputs: Inputs, shapes: Shapes) -> Case:
     )
 
 
-def _context_kv(inputs: Inputs, shapes: Shapes) -> Case:
+def _context_kv(inputs: Inputs, shapes: ServerShapes) -> Case:
     from dflash_kernels.context_kv import kernel
 
     tokens = 2 * BATCH
@@ -217,7 +200,7 @@ def _context_kv(inputs: Inputs, shapes: Shapes) -> Case:
     )
 
 
-def _rejection(rule: str, inputs: Inputs, shapes: Shapes) -> Case:
+def _rejection(rule: str, inputs: Inputs, shapes: ServerShapes) -> Case:
     from dflash_kernels.block_verify import kernel
 
     bs, width, vocab_size = 2, shapes.block_size, shapes.vocab_size

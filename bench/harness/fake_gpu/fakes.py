@@ -14,7 +14,7 @@ from typing import Any
 from unittest import mock
 
 import torch
-from dflash_kernels.context_kv import LayerCaches
+from dflash_kernels.types import LayerCaches
 from sglang.srt.layers.logits_processor import LogitsProcessorOutput
 from sglang.srt.layers.rotary_embedding import factory
 from sglang.srt.managers.overlap_utils import FutureMap

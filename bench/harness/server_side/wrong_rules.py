@@ -37,5 +37,5 @@ def _accept_all(draft_ids: Any, verifier_ids: Any, prefix_lens: Any, **_: Any) -
     import torch
     from dflash_kernels.accept_match import accept_match
 
-    also = torch.ones_like(draft_ids[:, 1:], dtype=torch.bool)
-    return accept_match(draft_ids, verifier_ids, prefix_lens, also=also)
+    extra_accept = torch.ones_like(draft_ids[:, 1:], dtype=torch.bool)
+    return accept_match(draft_ids, verifier_ids, prefix_lens, extra_accept=extra_accept)

@@ -10,7 +10,8 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import torch
-from dflash_kernels.prepare_block import Block, narrow_block
+from dflash_kernels.prepare_block import narrow_block
+from dflash_kernels.types import Block
 from sglang.srt.model_executor.forward_batch_info import (
     CaptureHiddenMode,
     ForwardBatch,

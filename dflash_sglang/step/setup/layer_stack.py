@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import torch
-from dflash_kernels.context_kv import LayerCaches
+from dflash_kernels.types import LayerCaches
 from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
 from sglang.srt.models.dflash import DFlashDraftModel
 from sglang.srt.speculative.dflash_utils import can_dflash_slice_qkv_weight

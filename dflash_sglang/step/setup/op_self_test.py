@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 from dflash_kernels import dispatch
-from dflash_kernels.self_test import OpError, Shapes, self_test
+from dflash_kernels.self_test import OpError, self_test
+from dflash_kernels.types import ServerShapes
 
 from dflash_sglang.config import SETTINGS_FLAG, OpsChoice
 from dflash_sglang.errors import OpsError
@@ -18,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 def op_shapes(
     block_size: int, vocab_size: int, top: int, draft_model: Any, cache_dtype: torch.dtype
-) -> Shapes:
+) -> ServerShapes:
     """What the ops of this server will be given.
 
     Args:
@@ -30,7 +31,7 @@ def op_shapes(
     """
     attention = draft_model.layers[0].self_attn
     dtype = attention.k_norm.weight.dtype
-    return Shapes(
+    return ServerShapes(
         block_size=block_size,
         vocab_size=vocab_size,
         top=top,
@@ -44,7 +45,7 @@ def op_shapes(
     )
 
 
-def prepare_ops(ops: str, device: torch.device | str, shapes: Shapes) -> None:
+def prepare_ops(ops: str, device: torch.device | str, shapes: ServerShapes) -> None:
     """Test the Triton ops, or switch to the torch references.
 
     Args:

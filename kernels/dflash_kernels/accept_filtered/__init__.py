@@ -4,11 +4,10 @@ import torch
 from torch import Tensor
 
 from dflash_kernels.accept_filtered import reference
-from dflash_kernels.accept_filtered.reference import Filters
-from dflash_kernels.accept_match.reference import Acceptance, new_acceptance
 from dflash_kernels.dispatch import runs_triton
+from dflash_kernels.types import Acceptance, Filters
 
-__all__ = ["Acceptance", "Filters", "accept_filtered"]
+__all__ = ["accept_filtered"]
 
 
 def accept_filtered(
@@ -88,4 +87,4 @@ def _(
     min_ps: Tensor,
     limit: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    return new_acceptance(draft_ids, prefix_lens, output=True)
+    return Acceptance.empty(draft_ids, prefix_lens)

@@ -9,9 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from dflash_kernels.accept_filtered.reference import Filters
 from dflash_kernels.accept_match.kernel import rows_of
-from dflash_kernels.accept_match.reference import Acceptance, new_acceptance
 from dflash_kernels.accept_sampled.kernel import (
     NO_ID,
     accept_best,
@@ -21,6 +19,7 @@ from dflash_kernels.accept_sampled.kernel import (
     hash_of_row,
 )
 from dflash_kernels.draft_tail.kernel import load_logits
+from dflash_kernels.types import Acceptance, Filters
 
 TILE = 4096  # columns a program reads
 PART = 128  # columns of which a maximum and a sum are kept
@@ -409,7 +408,7 @@ def accept_filtered(
     requests = (temperatures.contiguous(), *(values.contiguous() for values in filters))
     rows, tiles = bs * width, triton.cdiv(num_ids, TILE)
     if not bs:
-        return new_acceptance(draft_ids, prefix_lens, output=True)
+        return Acceptance.empty(draft_ids, prefix_lens)
 
     def new(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
         return torch.empty(shape, dtype=dtype, device=device)

@@ -1,20 +1,11 @@
 """Torch form of `accept_filtered`; runs on every device."""
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 
-from dflash_kernels.accept_match.reference import Acceptance, accept_match
+from dflash_kernels.accept_match.reference import accept_match
 from dflash_kernels.accept_sampled.reference import noisy_scores
-
-
-class Filters(NamedTuple):
-    """Which tokens a request may draw."""
-
-    top_ks: Tensor  # [bs] int32; the number of ids or more: all
-    top_ps: Tensor  # [bs] float32; 1: all
-    min_ps: Tensor  # [bs] float32; 0: all
+from dflash_kernels.types import Acceptance, Filters
 
 
 def accept_filtered(

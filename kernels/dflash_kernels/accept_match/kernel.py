@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from dflash_kernels.accept_match.reference import Acceptance, new_acceptance
+from dflash_kernels.types import Acceptance
 
 
 @triton.jit
@@ -45,7 +45,7 @@ def _accept_match(
     verifier_ptr,
     prefix_ptr,
     limit_ptr,
-    also_ptr,
+    extra_accept_ptr,
     accept_ptr,
     commit_ptr,
     bonus_ptr,
@@ -53,7 +53,7 @@ def _accept_match(
     output_ptr,
     draft_stride,
     verifier_stride,
-    also_stride,
+    extra_accept_stride,
     WIDTH: tl.constexpr,
     LANES: tl.constexpr,
 ):
@@ -65,9 +65,11 @@ def _accept_match(
         verifier_ptr + request * verifier_stride + column, mask=column < WIDTH, other=0
     )
     accepted = draft == target
-    if also_ptr is not None:
-        also = tl.load(also_ptr + request * also_stride + column, mask=has_draft, other=0)
-        accepted = accepted | (also != 0)
+    if extra_accept_ptr is not None:
+        extra_accept = tl.load(
+            extra_accept_ptr + request * extra_accept_stride + column, mask=has_draft, other=0
+        )
+        accepted = accepted | (extra_accept != 0)
     accepted = accepted & has_draft
     if limit_ptr is not None:
         accepted = accepted & (column < tl.load(limit_ptr + request))
@@ -94,28 +96,28 @@ def accept_match(
     prefix_lens: Tensor,
     *,
     limit: Tensor | None = None,
-    also: Tensor | None = None,
+    extra_accept: Tensor | None = None,
 ) -> Acceptance:
     """Launch of `dflash_kernels.accept_match.accept_match`."""
     bs, width = draft_ids.shape
     draft_ids, verifier_ids = rows_of(draft_ids), rows_of(verifier_ids)
-    also = None if also is None else rows_of(also)
-    got = new_acceptance(verifier_ids, prefix_lens, output=also is not None)
+    extra_accept = None if extra_accept is None else rows_of(extra_accept)
+    got = Acceptance.empty(draft_ids, prefix_lens, verifier_ids if extra_accept is None else None)
     if bs:
         _accept_match[(bs,)](
             draft_ids,
             verifier_ids,
             prefix_lens.contiguous(),
             None if limit is None else limit.contiguous(),
-            also,
+            extra_accept,
             got.accept_len,
             got.commit_len,
             got.bonus_ids,
             got.new_seq_lens,
-            None if also is None else got.output_ids,
+            None if extra_accept is None else got.output_ids,
             draft_ids.stride(0),
             verifier_ids.stride(0),
-            0 if also is None else also.stride(0),
+            0 if extra_accept is None else extra_accept.stride(0),
             WIDTH=width,
             LANES=triton.next_power_of_2(width),
             num_warps=1,

@@ -3,11 +3,11 @@
 import torch
 from torch import Tensor
 
-from dflash_kernels.accept_match.reference import Acceptance, new_acceptance
 from dflash_kernels.accept_sampled import reference
 from dflash_kernels.dispatch import runs_triton
+from dflash_kernels.types import Acceptance
 
-__all__ = ["Acceptance", "accept_sampled"]
+__all__ = ["accept_sampled"]
 
 
 def accept_sampled(
@@ -77,4 +77,4 @@ def _(
     seeds: Tensor,
     limit: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    return new_acceptance(draft_ids, prefix_lens, output=True)
+    return Acceptance.empty(draft_ids, prefix_lens)

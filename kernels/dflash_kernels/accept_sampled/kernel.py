@@ -6,8 +6,8 @@ import triton.language as tl
 from torch import Tensor
 
 from dflash_kernels.accept_match.kernel import commit, rows_of
-from dflash_kernels.accept_match.reference import Acceptance, new_acceptance
 from dflash_kernels.draft_tail.kernel import load_logits
+from dflash_kernels.types import Acceptance
 
 TILE = 4096  # columns a program reads
 
@@ -226,7 +226,7 @@ def accept_best(
         limit: [bs] int32, the most drafts a row may accept; None: all.
     """
     (bs, width), tiles = draft_ids.shape, scores.shape[1]
-    got = new_acceptance(draft_ids, prefix_lens, output=True)
+    got = Acceptance.empty(draft_ids, prefix_lens)
     if bs:
         accept_request[(bs,)](
             scores,

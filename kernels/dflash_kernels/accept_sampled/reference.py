@@ -3,8 +3,9 @@
 import torch
 from torch import Tensor
 
-from dflash_kernels.accept_match.reference import Acceptance, accept_match
+from dflash_kernels.accept_match.reference import accept_match
 from dflash_kernels.accept_sampled.hashing import gumbel, murmur_hash32
+from dflash_kernels.types import Acceptance
 
 
 def accept_sampled(

@@ -3,10 +3,8 @@
 import torch
 from torch import Tensor
 
-from dflash_kernels.accept_match.reference import Acceptance, new_acceptance
 from dflash_kernels.block_verify import reference
 from dflash_kernels.block_verify.reference import (
-    Proposal,
     bonus_weights,
     commit,
     draw,
@@ -16,9 +14,9 @@ from dflash_kernels.block_verify.reference import (
     running_ratios,
 )
 from dflash_kernels.dispatch import runs_triton
+from dflash_kernels.types import Acceptance, Proposal
 
 __all__ = [
-    "Proposal",
     "block_verify",
     "bonus_weights",
     "commit",
@@ -133,4 +131,4 @@ def _(
     limit: Tensor | None,
     as_block: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    return new_acceptance(draft_ids, prefix_lens, output=True)
+    return Acceptance.empty(draft_ids, prefix_lens)

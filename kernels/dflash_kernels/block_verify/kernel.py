@@ -10,8 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from dflash_kernels.accept_match.kernel import commit, rows_of
-from dflash_kernels.accept_match.reference import Acceptance, new_acceptance
-from dflash_kernels.block_verify.reference import Proposal
+from dflash_kernels.types import Acceptance, Proposal
 
 TILE = 2048  # columns a program reads: 64 bytes of float32 a thread in flight
 
@@ -294,7 +293,7 @@ def _launch(
         verifier_probs = verifier_probs.contiguous()
     device, top = verifier_probs.device, top_ids.shape[2]
     tiles = triton.cdiv(num_ids, TILE)
-    got = new_acceptance(draft_ids, prefix_lens, output=True)
+    got = Acceptance.empty(draft_ids, prefix_lens)
     ratio = torch.empty(bs, dtype=torch.float64, device=device)
     following = torch.empty(bs, dtype=torch.int32, device=device)
     # The tile's share of what is left of the distribution, and of the distribution.

@@ -5,19 +5,10 @@ they are. Sums in another order then differ by 1e-16 and not by 1e-7, so that an
 decides alike.
 """
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 
-from dflash_kernels.accept_match import Acceptance
-
-
-class Proposal(NamedTuple):
-    """What sampled drafts were drawn from: per position, K tokens and their probabilities."""
-
-    top_ids: Tensor  # [bs, width - 1, K] int64, distinct within a position
-    top_probs: Tensor  # [bs, width - 1, K] float32, sums to 1 over K
+from dflash_kernels.types import Acceptance, Proposal
 
 
 def block_verify(

@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 
 from dflash_kernels.context_kv import reference
-from dflash_kernels.context_kv.reference import LayerCaches
 from dflash_kernels.dispatch import runs_triton
+from dflash_kernels.types import LayerCaches
 
-__all__ = ["LayerCaches", "context_kv"]
+__all__ = ["context_kv"]
 
 
 def context_kv(

@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from dflash_kernels.context_kv.reference import FP8, LayerCaches
+from dflash_kernels.types import FP8, LayerCaches
 
 
 @triton.jit

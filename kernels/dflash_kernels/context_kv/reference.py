@@ -1,69 +1,11 @@
-"""Torch form of `context_kv`, and the record of the buffers it writes."""
+"""Torch form of `context_kv`; runs on every device."""
 
 from __future__ import annotations
-
-from collections.abc import Sequence
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-FP8 = torch.float8_e4m3fn
-ALIGNMENT = 16  # elements: what the kernel's wide stores rely on
-
-
-class LayerCaches(NamedTuple):
-    """KV buffers of all drafter layers; made once, by `of`, from buffers that stay in place."""
-
-    keys: Sequence[Tensor]  # layers x [slots, heads, head_dim]
-    values: Sequence[Tensor]  # layers x [slots, heads, head_dim]
-    offsets: Tensor  # [layers, 2] int64, elements from keys[0] to the layer's keys and values
-    scales: Tensor | None  # [layers, 2] float32, of keys and values; None: 1
-
-    @classmethod
-    def of(
-        cls, keys: Sequence[Tensor], values: Sequence[Tensor], scales: Tensor | None = None
-    ) -> LayerCaches:
-        """Describe the buffers of a pool.
-
-        Args:
-            keys: a buffer a layer, [slots, heads, head_dim], bfloat16, float16, float32 or
-                float8_e4m3fn; all of one shape, dtype and device.
-            values: likewise.
-            scales: [layers, 2] float32, what FP8 keys and values are divided by.
-
-        Raises:
-            ValueError: the buffers differ, a row is not contiguous, buffers do not lie a
-                multiple of 16 elements apart, or scales come without FP8.
-        """
-        first = keys[0]
-        for buffer in (*keys, *values):
-            like_first = (buffer.shape, buffer.stride(), buffer.dtype, buffer.device) == (
-                first.shape,
-                first.stride(),
-                first.dtype,
-                first.device,
-            )
-            if not like_first or not buffer[0].is_contiguous():
-                raise ValueError(
-                    "expected buffers [slots, heads, head_dim] of one shape, stride and dtype with"
-                    f" contiguous rows; got {tuple(buffer.shape)} {buffer.stride()} {buffer.dtype}"
-                    f" beside {tuple(first.shape)} {first.stride()} {first.dtype}"
-                )
-        if scales is not None and first.dtype != FP8:
-            raise ValueError(f"scales are for {FP8} buffers, got {first.dtype}")
-        offsets = torch.tensor(
-            [
-                [(b.data_ptr() - first.data_ptr()) // first.element_size() for b in pair]
-                for pair in zip(keys, values, strict=True)
-            ],
-        )
-        if (offsets % ALIGNMENT).any():
-            raise ValueError(
-                f"expected buffers a multiple of {ALIGNMENT} elements apart, got {offsets.tolist()}"
-            )
-        offsets = offsets.to(first.device)
-        return cls(keys, values, offsets, scales)
+from dflash_kernels.types import FP8, LayerCaches
 
 
 def context_kv(

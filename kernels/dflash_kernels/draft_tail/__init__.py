@@ -5,9 +5,9 @@ from torch import Tensor
 
 from dflash_kernels.dispatch import runs_triton
 from dflash_kernels.draft_tail import reference
-from dflash_kernels.draft_tail.reference import Tail
+from dflash_kernels.types import Tail
 
-__all__ = ["Tail", "draft_tail"]
+__all__ = ["draft_tail"]
 
 MAX_TOP = 32
 

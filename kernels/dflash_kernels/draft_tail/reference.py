@@ -1,23 +1,9 @@
 """Torch form of `draft_tail`; runs on every device."""
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 
-
-class Tail(NamedTuple):
-    """What the drafter says of each position, most likely token first."""
-
-    ids: Tensor  # [rows, top] int64
-    values: Tensor  # [rows, top] float32, their logits
-    lse: Tensor | None  # [rows] float32, log of the sum of exp over the valid columns, if wanted
-
-    @property
-    def probs(self) -> Tensor:
-        """[rows, top] float32, the drafter's probability of each id."""
-        assert self.lse is not None, "ask for the normaliser"
-        return torch.exp(self.values - self.lse[:, None])
+from dflash_kernels.types import Tail
 
 
 def draft_tail(logits: Tensor, *, num_ids: int, top: int = 1, normaliser: bool = True) -> Tail:

@@ -5,9 +5,9 @@ from torch import Tensor
 
 from dflash_kernels.dispatch import runs_triton
 from dflash_kernels.prepare_block import reference
-from dflash_kernels.prepare_block.reference import Block
+from dflash_kernels.types import Block
 
-__all__ = ["Block", "narrow_block", "prepare_block"]
+__all__ = ["narrow_block", "prepare_block"]
 
 
 def prepare_block(

@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from dflash_kernels.prepare_block.reference import Block
+from dflash_kernels.types import Block
 
 
 @triton.jit

@@ -1,22 +1,9 @@
 """Torch form of the ops that lay out a block; runs on every device."""
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 
-
-class Block(NamedTuple):
-    """One block a request: the anchor, then the positions to draft.
-
-                 committed prefix          block
-    position   0 ........ prefix-1 | prefix  prefix+1 ... prefix+D-1
-    token id   (in the KV cache)   | anchor  mask     ... mask
-    """
-
-    ids: Tensor  # [bs, block_size] int64, column 0 is the anchor, the rest the mask token
-    positions: Tensor  # [bs, block_size] int64, absolute
-    slots: Tensor  # [bs, block_size] int64, KV slots the block writes
+from dflash_kernels.types import Block
 
 
 def prepare_block(

@@ -2,8 +2,9 @@
 
 import pytest
 import torch
-from dflash_kernels.accept_filtered import Acceptance, Filters, kernel, reference
+from dflash_kernels.accept_filtered import kernel, reference
 from dflash_kernels.accept_sampled import accept_sampled
+from dflash_kernels.types import Acceptance, Filters
 from torch import Tensor
 from torch.library import opcheck
 

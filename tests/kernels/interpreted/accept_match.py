@@ -2,7 +2,8 @@
 
 import pytest
 import torch
-from dflash_kernels.accept_match import Acceptance, kernel, reference
+from dflash_kernels.accept_match import kernel, reference
+from dflash_kernels.types import Acceptance
 from torch import Tensor
 from torch.library import opcheck
 
@@ -37,18 +38,18 @@ def test_without_options(bs: int, width: int) -> None:
 
 
 @pytest.mark.parametrize("width", [1, 3, 16])
-@pytest.mark.parametrize("options", ["limit", "also", "both"])
+@pytest.mark.parametrize("options", ["limit", "extra_accept", "both"])
 def test_with_options(options: str, width: int) -> None:
     generator = torch.Generator().manual_seed(width)
     given = blocks(63, width)
     # Limits below zero, zero, inside and past the block.
     limit = torch.randint(-1, width + 2, (63,), generator=generator, dtype=torch.int32)
-    also = torch.rand(63, width - 1, generator=generator) < 0.5
+    extra_accept = torch.rand(63, width - 1, generator=generator) < 0.5
     keywords = {}
-    if options != "also":
+    if options != "extra_accept":
         keywords["limit"] = limit
     if options != "limit":
-        keywords["also"] = also
+        keywords["extra_accept"] = extra_accept
     got, expected = (side.accept_match(*given, **keywords) for side in (kernel, reference))
     assert equal(got, expected)
 
@@ -56,11 +57,11 @@ def test_with_options(options: str, width: int) -> None:
 def test_rows_may_lie_apart() -> None:
     # Slices of a wider block, and int32 prefixes, as SGLang's workers keep them.
     draft_ids, verifier_ids, prefix_lens = blocks(5, 16)
-    also = torch.rand(5, 15) < 0.5
+    extra_accept = torch.rand(5, 15) < 0.5
     given = draft_ids[:, :6], verifier_ids[:, :6], (prefix_lens % 1000).to(torch.int32)
     assert equal(
-        kernel.accept_match(*given, also=also[:, :5]),
-        reference.accept_match(*given, also=also[:, :5]),
+        kernel.accept_match(*given, extra_accept=extra_accept[:, :5]),
+        reference.accept_match(*given, extra_accept=extra_accept[:, :5]),
     )
 
 
@@ -69,11 +70,11 @@ def test_as_a_custom_op(options: bool) -> None:
     # The op behind the public function: argument order, and a fake that tells the truth.
     given = blocks(5, 4)
     limit = torch.tensor([0, 1, 2, 3, 3], dtype=torch.int32) if options else None
-    also = torch.rand(5, 3) < 0.5 if options else None
+    extra_accept = torch.rand(5, 3) < 0.5 if options else None
     op = torch.ops.dflash.accept_match.default
-    opcheck(op, (*given, limit, also), test_utils=("test_schema", "test_faketensor"))
-    accept_len, commit_len, bonus_ids, new_seq_lens, output_ids = op(*given, limit, also)
-    expected = reference.accept_match(*given, limit=limit, also=also)
+    opcheck(op, (*given, limit, extra_accept), test_utils=("test_schema", "test_faketensor"))
+    accept_len, commit_len, bonus_ids, new_seq_lens, output_ids = op(*given, limit, extra_accept)
+    expected = reference.accept_match(*given, limit=limit, extra_accept=extra_accept)
     assert torch.equal(accept_len, expected.accept_len)
     assert torch.equal(commit_len, expected.commit_len)
     assert torch.equal(bonus_ids, expected.bonus_ids)

@@ -4,9 +4,9 @@ import pytest
 import torch
 import triton
 import triton.language as tl
-from dflash_kernels.accept_match import Acceptance
 from dflash_kernels.accept_sampled import kernel, reference
 from dflash_kernels.accept_sampled.hashing import gumbel, murmur_hash32
+from dflash_kernels.types import Acceptance
 from torch import Tensor
 from torch.library import opcheck
 

@@ -7,10 +7,11 @@ import torch
 from dflash_kernels.accept_match import kernel as accept_kernel
 from dflash_kernels.context_kv import kernel as context_kernel
 from dflash_kernels.prepare_block import kernel as block_kernel
-from dflash_kernels.self_test import OpError, Shapes, self_test
+from dflash_kernels.self_test import OpError, self_test
+from dflash_kernels.types import ServerShapes
 
 BF16 = torch.bfloat16
-SHAPES = Shapes(
+SHAPES = ServerShapes(
     block_size=16,
     vocab_size=1000,
     top=1,

@@ -5,9 +5,7 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from dflash_kernels.accept_match import Acceptance
 from dflash_kernels.block_verify import (
-    Proposal,
     bonus_weights,
     draw,
     keep_probs,
@@ -17,6 +15,7 @@ from dflash_kernels.block_verify import (
     reference,
     running_ratios,
 )
+from dflash_kernels.types import Acceptance, Proposal
 from torch import Tensor
 from torch.library import opcheck
 

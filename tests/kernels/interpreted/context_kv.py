@@ -2,7 +2,8 @@
 
 import pytest
 import torch
-from dflash_kernels.context_kv import LayerCaches, kernel, reference
+from dflash_kernels.context_kv import kernel, reference
+from dflash_kernels.types import LayerCaches
 from torch import Tensor
 
 BF16, FP32, FP8 = torch.bfloat16, torch.float32, torch.float8_e4m3fn

@@ -2,7 +2,8 @@
 
 import pytest
 import torch
-from dflash_kernels.draft_tail import Tail, kernel, reference
+from dflash_kernels.draft_tail import kernel, reference
+from dflash_kernels.types import Tail
 from torch import Tensor
 from torch.library import opcheck
 

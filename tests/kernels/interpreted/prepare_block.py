@@ -2,7 +2,8 @@
 
 import pytest
 import torch
-from dflash_kernels.prepare_block import Block, kernel, reference
+from dflash_kernels.prepare_block import kernel, reference
+from dflash_kernels.types import Block
 from torch.library import opcheck
 
 

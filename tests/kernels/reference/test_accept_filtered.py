@@ -4,9 +4,10 @@ import math
 
 import pytest
 import torch
-from dflash_kernels.accept_filtered import Filters, accept_filtered
+from dflash_kernels.accept_filtered import accept_filtered
 from dflash_kernels.accept_filtered.reference import kept
 from dflash_kernels.accept_sampled import accept_sampled
+from dflash_kernels.types import Filters
 from torch import Tensor
 
 from dflash_sglang.core import distribution

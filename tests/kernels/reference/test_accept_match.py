@@ -50,18 +50,18 @@ def test_a_match_after_a_mismatch_does_not_count() -> None:
 
 @pytest.mark.parametrize("width", [1, 2, 3])
 def test_every_limit_and_exception_over_two_tokens(width: int) -> None:
-    """Against the rule read aloud: stop at the limit, or where neither y nor `also` agrees."""
+    """Against a loop: stop at the limit, or where neither y nor `extra_accept` agrees."""
     blocks = list(product(range(2), repeat=width))
     allowed = list(product((False, True), repeat=width - 1))
     cases = list(product(blocks, blocks, allowed, range(-1, width + 1)))
-    draft_ids, verifier_ids, also, limit = zip(*cases, strict=True)
+    draft_ids, verifier_ids, extra_accept, limit = zip(*cases, strict=True)
 
     got = accept_match(
         torch.tensor(draft_ids),
         torch.tensor(verifier_ids),
         torch.zeros(len(cases), dtype=torch.int64),
         limit=torch.tensor(limit, dtype=torch.int32),
-        also=torch.tensor(also, dtype=torch.bool).view(len(cases), width - 1),
+        extra_accept=torch.tensor(extra_accept, dtype=torch.bool).view(len(cases), width - 1),
     )
 
     for i, (draft, target, exceptions, most) in enumerate(cases):

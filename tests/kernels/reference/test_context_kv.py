@@ -4,7 +4,8 @@ import math
 
 import pytest
 import torch
-from dflash_kernels.context_kv import LayerCaches, context_kv
+from dflash_kernels.context_kv import context_kv
+from dflash_kernels.types import LayerCaches
 from torch import Tensor
 
 FP8 = torch.float8_e4m3fn

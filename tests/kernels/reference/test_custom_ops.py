@@ -10,13 +10,14 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from dflash_kernels.accept_filtered import Filters, accept_filtered
+from dflash_kernels.accept_filtered import accept_filtered
 from dflash_kernels.accept_match import accept_match
 from dflash_kernels.accept_sampled import accept_sampled
-from dflash_kernels.block_verify import Proposal, block_verify, token_wise
-from dflash_kernels.context_kv import LayerCaches, context_kv
+from dflash_kernels.block_verify import block_verify, token_wise
+from dflash_kernels.context_kv import context_kv
 from dflash_kernels.draft_tail import draft_tail
-from dflash_kernels.prepare_block import Block, narrow_block, prepare_block
+from dflash_kernels.prepare_block import narrow_block, prepare_block
+from dflash_kernels.types import Block, Filters, LayerCaches, Proposal
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -49,7 +50,7 @@ def run_accept_match_with_options(device: str, bs: int) -> Any:
         *(integers(device, bs, 16) for _ in range(2)),
         integers(device, bs),
         limit=integers(device, bs, dtype=torch.int32),
-        also=integers(device, bs, 15, dtype=torch.bool),
+        extra_accept=integers(device, bs, 15, dtype=torch.bool),
     )
 
 

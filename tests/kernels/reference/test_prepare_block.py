@@ -2,7 +2,8 @@
 
 import pytest
 import torch
-from dflash_kernels.prepare_block import Block, narrow_block, prepare_block
+from dflash_kernels.prepare_block import narrow_block, prepare_block
+from dflash_kernels.types import Block
 
 
 @pytest.mark.parametrize("block_size", [1, 2, 5, 16])

@@ -14,9 +14,7 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from dflash_kernels.accept_match import Acceptance
 from dflash_kernels.block_verify import (
-    Proposal,
     bonus_weights,
     keep_probs,
     last_draft,
@@ -24,6 +22,7 @@ from dflash_kernels.block_verify import (
     reference,
     running_ratios,
 )
+from dflash_kernels.types import Acceptance, Proposal
 from torch import Tensor
 
 from dflash_sglang.core import accept
@@ -246,11 +245,14 @@ def matched(law: Law, drafts: Sequence, thresholds: Thresholds) -> Iterator[tupl
         edges = [(min(1, x / thresholds.acc) - x) / (1 - x) for x in p]
         for corner in product(*map(cells, edges)):
             points = torch.tensor([[u for u, _ in corner]], dtype=torch.float64)
-            also = accept.relaxed(
+            extra_accept = accept.relaxed(
                 draft_ids, verifier_ids, rows[None], points.view(1, -1), thresholds
             )
             got = accept.match(
-                draft_ids, verifier_ids, torch.tensor([7]), also=None if thresholds.exact else also
+                draft_ids,
+                verifier_ids,
+                torch.tensor([7]),
+                extra_accept=None if thresholds.exact else extra_accept,
             )
             weight = drawn
             for _, part in corner:
@@ -293,14 +295,14 @@ def test_the_relaxed_rule_accepts_with_the_documented_probability(thresholds: Th
 def test_thresholds_of_one_add_nothing() -> None:
     p = torch.tensor([[[1.0, 0.0], [0.5, 0.5]]])
     for u in (0.0, 0.5, 0.999):
-        also = accept.relaxed(
+        extra_accept = accept.relaxed(
             torch.tensor([[0, 1]]),
             torch.tensor([[0, 0]]),
             p,
             torch.tensor([[u]]),
             Thresholds(1.0, 1.0),
         )
-        assert not also.any()
+        assert not extra_accept.any()
 
 
 def test_rows_of_two_rules_share_a_batch() -> None:

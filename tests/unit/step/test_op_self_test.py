@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
-from dflash_kernels.self_test import Shapes
+from dflash_kernels.types import ServerShapes
 
 from dflash_sglang.errors import OpsError
 from dflash_sglang.step.setup import op_self_test as ops
 from dflash_sglang.step.setup.op_self_test import prepare_ops
 
-SHAPES = Shapes(16, 1000, 1, torch.bfloat16, 5, 8, 128, 128, torch.bfloat16)
+SHAPES = ServerShapes(16, 1000, 1, torch.bfloat16, 5, 8, 128, 128, torch.bfloat16)
 
 
 @pytest.fixture

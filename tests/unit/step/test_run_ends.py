@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from dflash_kernels.accept_match import Acceptance, accept_match
+from dflash_kernels.accept_match import accept_match
+from dflash_kernels.types import Acceptance
 
 from dflash_sglang.step import run_ends
 from dflash_sglang.step.run_ends import RunEnds

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from dflash_kernels.accept_match import Acceptance
+from dflash_kernels.types import Acceptance
 from torch import Tensor
 
 from bench.harness.fake_gpu.capture_guard import CaptureError, check_step
