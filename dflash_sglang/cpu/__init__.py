@@ -1,54 +1,21 @@
 """An out-of-tree SGLang platform for machines without an accelerator.
 
 SGLang 0.5.23 serves on a CPU only through kernels that its wheel does not contain. This package
-supplies what is missing in torch: an attention backend, KV pools without Triton, allocation
-look-ups, MoE and norm forwards. SGLang finds it through two entry points; nothing of SGLang's is
-edited.
+replaces the missing parts in torch, so that the scheduler, the caches and the workers of a GPU
+server also run on a laptop. It uses SGLang's platform interface, and hooks where that has no
+extension point; no file of SGLang is edited.
 
-* ``activate`` (group ``sglang.srt.platforms``) names the platform class, or None where the machine
-  has an accelerator or somebody chose another platform;
-* ``register_choices`` (called by the plugin) adds the name of the attention backend to SGLang's
-  command line.
+* ``attention``: the attention backend, the KV pool and the KV slot look-ups;
+* ``matmul``: linear layers and experts;
+* ``models``: a leaner forward for Qwen3-MoE verifiers and DFlash drafters;
+* ``gated_delta``: the Triton kernels of gated delta net layers (Qwen3.5, Qwen3.6);
+* ``ops``: norms, rotary embeddings and experts for every other model.
 
-Both run in every process of a server, so neither imports anything heavy.
+``activate`` is the entry point in the group ``sglang.srt.platforms``. ``register_choices`` is
+called by the plugin. Both run in every process of a server and import neither SGLang nor anything
+heavy before they have found that the platform applies.
 """
 
-from __future__ import annotations
+from dflash_sglang.cpu.activation import activate, register_choices
 
-import os
-
-BACKEND = "dflash_cpu"  # the attention backend's name, on the command line and in logs
-PLATFORM_CLASS = "dflash_sglang.cpu.platform:CpuPlatform"
-
-
-def activate() -> str | None:
-    """Entry point of the platform group.
-
-    Returns:
-        The platform class as ``module:name``, or None when the platform must stay out of the way.
-    """
-    from dflash_sglang.cpu.activation import inactive_reason
-
-    return None if inactive_reason(os.environ) else PLATFORM_CLASS
-
-
-def register_choices() -> None:
-    """Add the attention backend to SGLang's choices, where the platform applies."""
-    if activate() is None:
-        return
-    from sglang.srt.arg_groups import choices
-
-    for known, add in (
-        (choices.ATTENTION_BACKEND_CHOICES, choices.add_attention_backend_choices),
-        (choices.DRAFT_ATTENTION_BACKEND_CHOICES, choices.add_draft_attention_backend_choices),
-        (
-            choices.DETERMINISTIC_ATTENTION_BACKEND_CHOICES,
-            choices.add_deterministic_attention_backend_choices,
-        ),
-        (
-            choices.RADIX_SUPPORTED_DETERMINISTIC_ATTENTION_BACKEND,
-            choices.add_radix_supported_deterministic_attention_backend_choices,
-        ),
-    ):
-        if BACKEND not in known:
-            add([BACKEND])
+__all__ = ["activate", "register_choices"]

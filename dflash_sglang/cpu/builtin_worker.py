@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 
 
 class StreamlessTensor(Tensor):
-    """A view of a CPU tensor that accepts ``record_stream``, for which torch has no CPU form."""
+    """A view of a CPU tensor that accepts ``record_stream``, which torch lacks on a CPU."""
 
-    # results of operations are plain tensors
+    # operations on it return ordinary tensors
     __torch_function__ = _disabled_torch_function_impl  # type: ignore[assignment]
 
     def record_stream(self, stream: Any) -> None:
@@ -23,10 +23,10 @@ class StreamlessTensor(Tensor):
 
 
 class CpuBuiltinDFlashWorker(DFlashWorkerV2):
-    """The in-tree worker; its step marks the sequence lengths as used on a stream."""
+    """SGLang's own worker; its step calls ``record_stream`` on the sequence lengths."""
 
     def forward_batch_generation(self, batch: ScheduleBatch, *args: Any, **kwargs: Any) -> Any:
-        """One step of the in-tree worker."""
+        """One step of SGLang's worker, on lengths that accept ``record_stream``."""
         if batch.seq_lens is not None:
             batch.seq_lens = batch.seq_lens.as_subclass(StreamlessTensor)
         return super().forward_batch_generation(batch, *args, **kwargs)

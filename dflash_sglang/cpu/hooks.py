@@ -1,4 +1,4 @@
-"""The hooks on SGLang that no extension point covers, and the proof that they are in place."""
+"""The hooks on SGLang that no extension point covers, and the check that they are in place."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import pkgutil
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from dflash_kernels.accept_sampled.hashing import murmur_hash32
 from sglang.srt.mem_cache.allocation import get_last_loc_torch
 from sglang.srt.plugins.hook_registry import HookRegistry, HookSource, HookType
 
 from dflash_sglang.cpu.attention.slots import assign_slots
-from dflash_sglang.cpu.matmul.gemm import refresh
-from dflash_sglang.cpu.seeds import murmur_hash32, no_batch_invariant_kernels
+from dflash_sglang.cpu.matmul.gemm import repack_weights
 from dflash_sglang.errors import PlatformError
 
 WEIGHT_UPDATER = "sglang.srt.model_executor.model_runner_components.weight_updater.WeightUpdater"
@@ -30,16 +30,23 @@ class Hook(NamedTuple):
 def keep_embedding_dtype(
     kwargs: dict[str, Any], runner: Any, forward_batch: Any, *_: Any, **__: Any
 ) -> dict[str, Any]:
-    """Hand the drafter its embeddings in the model's dtype; SGLang casts them to bfloat16."""
+    """Pass the drafter its embeddings in the model's dtype; SGLang casts them to bfloat16."""
     if forward_batch.input_embeds is not None and forward_batch.replace_embeds is None:
         kwargs["input_embeds"] = forward_batch.input_embeds.to(runner.dtype)
     return kwargs
 
 
-def refresh_products(result: Any, *_: Any, **__: Any) -> Any:
-    """After weights were replaced in place: copies of them are out of date."""
-    refresh()
+def repack_after_update(result: Any, *_: Any, **__: Any) -> Any:
+    """Pack the weights for oneDNN again after an update has changed them in place."""
+    repack_weights()
     return result
+
+
+def no_batch_invariant_kernels(model_runner: Any) -> None:
+    """Replace ``ModelRunner.maybe_enable_batch_invariant_mode``, which registers Triton matmuls.
+
+    Torch's CPU matmuls may round differently at another batch size, in the last bits of a float32.
+    """
 
 
 WEIGHT_UPDATES = (
@@ -53,9 +60,9 @@ HOOKS = (
     *(
         Hook(
             f"{WEIGHT_UPDATER}.{update}",
-            refresh_products,
+            repack_after_update,
             HookType.AFTER,
-            "weights that are copied for oneDNN change in place",
+            "weights packed for oneDNN change in place",
         )
         for update in WEIGHT_UPDATES
     ),
@@ -63,13 +70,13 @@ HOOKS = (
         "sglang.srt.mem_cache.allocation.assign_req_to_token_pool_func",
         assign_slots,
         HookType.REPLACE,
-        "speculative decoding writes its slots with a Triton kernel",
+        "speculative decoding assigns KV slots with a Triton kernel",
     ),
     Hook(
         "sglang.srt.mem_cache.allocation.get_last_loc",
         get_last_loc_torch,
         HookType.REPLACE,
-        "pages above 1 look their last slot up in Triton unless the backend is called torch_native",
+        "page sizes above 1 look up the last slot in Triton, except for backend torch_native",
     ),
     Hook(
         "sglang.srt.model_executor.model_runner.ModelRunner._extend_forward_kwargs",
@@ -81,7 +88,7 @@ HOOKS = (
         "sglang.kernels.ops.sampling.murmur_hash.murmur_hash32",
         murmur_hash32,
         HookType.REPLACE,
-        "seeded sampling hashes with a kernel that the wheel lacks for CPUs",
+        "seeded sampling uses a hash kernel that the wheel lacks for CPUs",
     ),
     Hook(
         "sglang.srt.model_executor.model_runner.ModelRunner.maybe_enable_batch_invariant_mode",
@@ -93,13 +100,13 @@ HOOKS = (
 
 
 def apply_hooks(hooks: tuple[Hook, ...] = HOOKS) -> None:
-    """Put the hooks in place and check that they are.
+    """Apply the hooks and check that each is in place.
 
     Args:
-        hooks: what to apply.
+        hooks: the hooks to apply.
 
     Raises:
-        PlatformError: SGLang did not apply one; it only logs that, and would go on to launch a
+        PlatformError: SGLang did not apply one. It only logs that, and would later launch a
             Triton kernel.
     """
     before = {hook.target: pkgutil.resolve_name(_colon(hook.target)) for hook in hooks}
@@ -114,14 +121,15 @@ def apply_hooks(hooks: tuple[Hook, ...] = HOOKS) -> None:
 
 
 def is_applied(target: str, original: Any) -> bool:
-    """Whether a target is now a wrapper around what it was.
+    """Whether a target is now a wrapper around the original.
 
     Args:
         target: dotted path of the target.
-        original: what the path named before.
+        original: the object at that path before.
 
     Returns:
-        True when the path names something else that says it wraps the original.
+        True when the object at that path is another one and its ``__wrapped__`` chain leads to the
+        original.
     """
     current = pkgutil.resolve_name(_colon(target))
     while current is not original:
@@ -135,7 +143,7 @@ def is_applied(target: str, original: Any) -> bool:
 
 
 def _colon(target: str) -> str:
-    """``package.module.Class.attribute`` as ``package.module:Class.attribute``."""
+    """Turn ``package.module.Class.attribute`` into ``package.module:Class.attribute``."""
     parts = target.split(".")
     in_class = (i for i, part in enumerate(parts) if part[:1].isupper())
     split = next(in_class, len(parts) - 1)

@@ -1,9 +1,9 @@
 """Forwards for SGLang's fused ops, registered under the platform's dispatch key.
 
-``BaseFusedOp.register_oot_forward`` is SGLang's own door for a platform's ops: a registered forward
-is used for exactly that class, and only while this platform is the active one. These serve the
-models that keep SGLang's forward, and the parts of a worker that call a single norm or rotation.
-Whatever a forward does not cover goes to the op's native torch form.
+``BaseFusedOp.register_oot_forward`` is SGLang's extension point for a platform's ops: a registered
+forward is used for exactly that class, and only while this platform is active. These forwards serve
+the models that keep SGLang's model code, and workers that call a single norm or rotary embedding.
+A configuration that a forward does not support goes to the op's native torch implementation.
 """
 
 from __future__ import annotations
@@ -18,9 +18,13 @@ from sglang.srt.layers.quantization.unquant import UnquantizedFusedMoEMethod
 from sglang.srt.layers.rotary_embedding import RotaryEmbedding
 from torch import Tensor
 
-from dflash_sglang.cpu.matmul.expert_autotune import experts_of, forms_for
+from dflash_sglang.cpu.matmul.expert_autotune import autotuned_variants, expert_weights
 from dflash_sglang.cpu.models.layers import rms_norm, rotary_tables, rotate
-from dflash_sglang.cpu.models.supported import is_plain_experts, is_plain_norm, is_plain_rotary
+from dflash_sglang.cpu.models.supported import (
+    is_supported_experts,
+    is_supported_norm,
+    is_supported_rotary,
+)
 
 
 def register_ops(dispatch_key: str) -> None:
@@ -41,19 +45,20 @@ def norm_forward(
     post_residual_addition: Tensor | None = None,
     quant_linear: Any = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """``RMSNorm.forward``: the norm of x, or of x + residual together with that sum.
+    """``RMSNorm.forward``: the norm of x, or of x + residual and that sum.
 
     Args:
         norm: the module.
         x: [..., dim].
         residual: as x; added to it first.
         post_residual_addition: as x; added too.
-        quant_linear: unused, as in the native form.
+        quant_linear: unused, as in the native implementation.
 
     Returns:
         The normed tensor, and with a residual the sum.
     """
-    if not is_plain_norm(norm) or x.dtype != torch.float32 or post_residual_addition is not None:
+    supported = is_supported_norm(norm) and x.dtype == torch.float32
+    if not supported or post_residual_addition is not None:
         return norm.forward_native(x, residual, post_residual_addition)
     if residual is None:
         return rms_norm(x, norm.weight, norm.variance_epsilon)
@@ -80,9 +85,9 @@ def rotary_forward(
         fused_set_kv_buffer_arg: kernels only; None here.
 
     Returns:
-        The rotated queries and keys, of the shapes given.
+        The rotated queries and keys, shaped as the inputs.
     """
-    if not is_plain_rotary(rotary) or offsets is not None or not positions.numel():
+    if not is_supported_rotary(rotary) or offsets is not None or not positions.numel():
         return rotary.forward_native(positions, query, key, offsets, fused_set_kv_buffer_arg)
     tables = rotary_tables(rotary.cos_sin_cache, positions.flatten())
     heads = (x.reshape(x.shape[0], x[0].numel() // rotary.head_size, -1) for x in (query, key))
@@ -93,20 +98,20 @@ def rotary_forward(
 def experts_forward(
     method: UnquantizedFusedMoEMethod, layer: Any, dispatch_output: Any
 ) -> StandardCombineInput:
-    """``UnquantizedFusedMoEMethod.forward``: routed experts, in the form measured to be fastest.
+    """``UnquantizedFusedMoEMethod.forward``: routed experts, by the variant measured to be fastest.
 
     Args:
         method: the layer's method object.
         layer: the ``FusedMoE`` module.
-        dispatch_output: hidden states [tokens, dim] and the router's choice.
+        dispatch_output: hidden states [tokens, dim] and the router's output.
 
     Returns:
         The combined outputs [tokens, dim].
     """
-    if not is_plain_experts(layer):
+    if not is_supported_experts(layer):
         return method.forward_cpu(layer, dispatch_output)
     weights, ids, _ = dispatch_output.topk_output
-    hidden, experts = dispatch_output.hidden_states, experts_of(layer)
-    form = forms_for(experts, ids.shape[1]).form(hidden.shape[0])
-    out = form(hidden, experts, ids, weights)
+    hidden, experts = dispatch_output.hidden_states, expert_weights(layer)
+    run = autotuned_variants(experts, ids.shape[1]).select(hidden.shape[0])
+    out = run(hidden, experts, ids, weights)
     return StandardCombineInput(hidden_states=out)

@@ -9,7 +9,7 @@ from sglang.srt.platforms.cpu import CpuDeviceMixin
 from sglang.srt.platforms.device_mixin import PlatformEnum
 from sglang.srt.platforms.interface import KVPoolKind, PlatformCapabilities, SRTPlatform
 
-from dflash_sglang.cpu import BACKEND
+from dflash_sglang.cpu.activation import BACKEND
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from sglang.srt.server_args import ServerArgs
 
 DISPATCH_KEY = "dflash_cpu"  # under which our forwards are registered with SGLang's fused ops
-# What SGLang resolves the attention backend to on a CPU when the user names none.
-STOCK_CPU_BACKENDS = (None, "intel_amx", "torch_native")
 
 
 class CpuPlatform(CpuDeviceMixin, SRTPlatform):
@@ -34,14 +32,10 @@ class CpuPlatform(CpuDeviceMixin, SRTPlatform):
     # ---- configuration -------------------------------------------------------------------------
 
     def apply_server_args_defaults(self, server_args: ServerArgs) -> None:
-        """Choose our attention backend, dtypes that lose nothing, and pools of a sane size."""
-        from dflash_sglang.cpu.dtype import dtype_default
-        from dflash_sglang.cpu.gated_delta.defaults import recurrent_defaults
+        """Fill in the attention backend, the dtype and the size of the recurrent state pool."""
+        from dflash_sglang.cpu.server_args import apply_defaults
 
-        if server_args.attention_backend in STOCK_CPU_BACKENDS:
-            server_args.attention_backend = BACKEND
-        server_args.dtype = dtype_default(server_args)
-        recurrent_defaults(server_args)
+        apply_defaults(server_args)
 
     def get_default_attention_backend(self) -> str:
         """Name of the attention backend."""
@@ -50,7 +44,7 @@ class CpuPlatform(CpuDeviceMixin, SRTPlatform):
     # ---- speculative decoding ------------------------------------------------------------------
 
     def supports_speculative_algorithm(self, algorithm: str) -> bool:
-        """Whether the algorithm may be asked for: DFLASH only."""
+        """Whether the algorithm can be selected: DFLASH only."""
         return algorithm == "DFLASH"
 
     def get_default_speculative_draft_attention_backend(self, algorithm: str) -> str:
@@ -58,17 +52,17 @@ class CpuPlatform(CpuDeviceMixin, SRTPlatform):
         return BACKEND
 
     def supports_speculative_draft_attention_backend(self, algorithm: str, backend: str) -> bool:
-        """Whether a drafter may use the backend: only ours attends within a block."""
+        """Whether a drafter may use the backend: only ours has non-causal blocks."""
         return backend == BACKEND
 
     def get_speculative_cache_locs_fn(self) -> Callable[..., torch.Tensor]:
-        """The torch form of the look-up of a block's slots."""
+        """The look-up of a block's KV slots, in torch."""
         from dflash_sglang.cpu.attention.slots import block_slots
 
         return block_slots
 
     def get_speculative_worker_cls(self, algorithm: str) -> type | None:
-        """SGLang's own DFLASH worker made to run without streams, for when ours does not serve."""
+        """SGLang's own DFLASH worker without streams, for draft heads that ours does not serve."""
         if algorithm != "DFLASH":
             return None
         from dflash_sglang.cpu.builtin_worker import CpuBuiltinDFlashWorker
@@ -86,7 +80,7 @@ class CpuPlatform(CpuDeviceMixin, SRTPlatform):
         return CpuKVPool
 
     def support_mamba_cache_extra_buffer(self) -> bool:
-        """Whether states of recurrent layers can be kept for the prefix cache: yes."""
+        """Whether recurrent states can be kept for the prefix cache: yes."""
         return True
 
     def get_dispatch_key_name(self) -> str:
@@ -111,7 +105,7 @@ class CpuPlatform(CpuDeviceMixin, SRTPlatform):
         """Called in the scheduler process, once per model: the verifier, then the drafter.
 
         Everything that touches SGLang's serving code happens here and not at import, so that the
-        tokenizer, the detokenizer and the launcher never pay for it.
+        tokenizer, the detokenizer and the launcher do not load it.
         """
         from dflash_sglang.cpu.prepare import prepare_model, prepare_process
 

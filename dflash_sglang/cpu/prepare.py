@@ -1,4 +1,4 @@
-"""What the scheduler process needs before it serves."""
+"""Set up the scheduler process and each model before they serve."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from sglang.srt.layers.attention.attention_registry import register_attention_ba
 from sglang.srt.layers.radix_linear_attention import RadixLinearAttention
 from torch import nn
 
-from dflash_sglang.cpu import BACKEND
-from dflash_sglang.cpu.attention.backend import CpuAttentionBackend, refuse_unserved_attention
-from dflash_sglang.cpu.gated_delta.defaults import CONV_DTYPE
+from dflash_sglang.cpu.activation import BACKEND
+from dflash_sglang.cpu.attention.backend import CpuAttentionBackend, refuse_unsupported_attention
 from dflash_sglang.cpu.hooks import apply_hooks
-from dflash_sglang.cpu.matmul.linear import install_products
+from dflash_sglang.cpu.matmul.linear_methods import install_linear_methods
 from dflash_sglang.cpu.models.fusion import install_decoder, lay_out_weights
 from dflash_sglang.cpu.ops import register_ops
+from dflash_sglang.cpu.server_args import CONV_DTYPE
 from dflash_sglang.cpu.threads import set_threads
 from dflash_sglang.errors import PlatformError
 
@@ -35,7 +35,7 @@ def prepare_process(dispatch_key: str) -> None:
 
 
 def has_recurrent_layers(model: nn.Module) -> bool:
-    """Whether some layer keeps a state instead of a cache."""
+    """Whether some layer keeps a recurrent state instead of a KV cache."""
     return any(isinstance(module, RadixLinearAttention) for module in model.modules())
 
 
@@ -44,7 +44,7 @@ def prepare_recurrent() -> None:
     """Once per scheduler process, for the first model with recurrent layers.
 
     Raises:
-        PlatformError: the convolutions' states would be rounded, and records of a verify with them.
+        PlatformError: the states of the convolutions, and what a verify records, would be rounded.
     """
     from dflash_sglang.cpu.gated_delta.hooks import RECURRENT_HOOKS
 
@@ -57,7 +57,7 @@ def prepare_recurrent() -> None:
 
 
 def prepare_model(model: nn.Module) -> None:
-    """Once per model: refuse what would be wrong, turn off Triton, install what is faster.
+    """Once per model: refuse unsupported attention, disable Triton, install the CPU forwards.
 
     Args:
         model: the model just loaded, changed in place.
@@ -65,13 +65,13 @@ def prepare_model(model: nn.Module) -> None:
     Raises:
         PlatformError: the model's attention is not served on a CPU.
     """
-    refuse_unserved_attention(model)
+    refuse_unsupported_attention(model)
     if has_recurrent_layers(model):
         prepare_recurrent()
     for module in model.modules():
         if getattr(module, "use_table_qk_norm_rope", False):
-            # a Triton kernel that a bfloat16 drafter would take
+            # it selects a Triton kernel for bfloat16 drafters
             cast(Any, module).use_table_qk_norm_rope = False
     lay_out_weights(model)
-    install_products(model)
+    install_linear_methods(model)
     install_decoder(model)

@@ -1,4 +1,4 @@
-"""How many threads torch may use in the scheduler process."""
+"""The number of torch threads in the scheduler process."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from dflash_sglang.errors import PlatformError
 logger = logging.getLogger(__name__)
 
 VARIABLE = "DFLASH_SGLANG_CPU_THREADS"
-# Tokenizer with HTTP server, and detokenizer: together they were seen to need less than one core
-# beside a scheduler that streams a small model at full speed.
+# The tokenizer with the HTTP server and the detokenizer together were measured to need less than
+# one core beside a scheduler that streams a small model at full speed.
 CORES_FOR_OTHER_PROCESSES = 1
 
 
@@ -30,8 +30,8 @@ class ThreadChoice(NamedTuple):
 def choose_threads(environment: Mapping[str, str], cores: int, ranks: int = 1) -> ThreadChoice:
     """Choose the thread count of one scheduler process.
 
-    One thread too many costs far more than one too few: when a core is taken by another process,
-    every parallel region waits for the thread that does not run.
+    One thread too many costs far more than one too few: while another process occupies a core,
+    every parallel region waits for the thread that is not running.
 
     Args:
         environment: the process environment; ``DFLASH_SGLANG_CPU_THREADS`` decides when set.
@@ -50,7 +50,7 @@ def choose_threads(environment: Mapping[str, str], cores: int, ranks: int = 1) -
             raise PlatformError(
                 f"{VARIABLE}={given!r} is not a positive whole number; unset it or give one"
             )
-        return ThreadChoice(int(given), f"{VARIABLE} says so")
+        return ThreadChoice(int(given), f"set by {VARIABLE}")
     count = max(1, (cores - CORES_FOR_OTHER_PROCESSES) // ranks)
     shared = f", shared by {ranks} ranks" if ranks > 1 else ""
     return ThreadChoice(
@@ -75,7 +75,7 @@ def _siblings(cpu: int) -> str:
 
 
 def _quota(file: Path) -> int:
-    """Whole CPUs that the control group grants; a very large number without a limit."""
+    """Whole CPUs of the control group's quota; a very large number without a quota."""
     unlimited = 1 << 16
     if not file.is_file():
         return unlimited
@@ -84,7 +84,7 @@ def _quota(file: Path) -> int:
 
 
 def set_threads() -> None:
-    """Apply the choice to this process and say it in the log."""
+    """Set torch's thread count in this process and log it with the reason."""
     from sglang.srt.runtime_context import get_parallel
 
     choice = choose_threads(os.environ, physical_cores(), get_parallel().tp_size)

@@ -1,8 +1,8 @@
 """Attention over a paged KV pool, in torch: plan a batch once, attend in every layer.
 
-One plan serves all layers of a forward. It splits the requests into groups that share a query
-length, pads each group to its longest context and keeps the pool slots of the whole group in one
-index, so that a layer costs one gather and one scaled-dot-product call per group:
+One plan serves all layers of a forward. It splits the requests into groups of one query length,
+pads each group to its longest context and keeps the KV slots of the whole group in one index, so
+that a layer costs one gather and one scaled-dot-product call per group:
 
 ```
             context positions 0 .. kv_len-1           q_len = 3, kv_len = 6, causal, window_left = 2
@@ -14,7 +14,7 @@ index, so that a layer costs one gather and one scaled-dot-product call per grou
 
 Queries are always the last ``q_len`` positions of their context. A decode batch and a verify or
 draft block have one query length, hence usually one group. Prefill has as many groups as lengths. A
-group is also cut when contexts are so ragged that padding would cost more than a second call.
+group is split where context lengths differ so much that padding would cost more than a second call.
 """
 
 from __future__ import annotations
@@ -26,12 +26,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-FULL_CONTEXT = -1  # the window_left that stands for "no sliding window", SGLang's convention
+FULL_CONTEXT = -1  # window_left without a sliding window, SGLang's convention
 
-# Padding that one more group would avoid, in elements of K, beyond which the group is worth its own
-# call. Measured on two x86 cores: a call costs what gathering 300
-# rows of 128 elements costs, and a row is read again by its queries at about an eighth of the cost
-# of gathering it.
+# A group is split where that avoids more padding than this, in elements of K. Measured on two x86
+# cores: a call costs as much as gathering 300 rows of 128 elements, and each query reads a row
+# again at about an eighth of the cost of gathering it.
 SPLIT_ELEMENTS = 300 * 128
 QUERIES_PER_GATHER = 8
 
@@ -41,12 +40,12 @@ class AttentionGroup(NamedTuple):
 
     q_len: int
     kv_len: Tensor  # [requests] int64: context length, the queries included
-    slots: Tensor  # [requests * longest] int64: pool slot of every context position
-    longest: int  # the largest kv_len
-    padded: bool  # whether some context is shorter than the longest
+    slots: Tensor  # [requests * max_kv_len] int64: KV slot of every context position
+    max_kv_len: int
+    padded: bool  # whether some kv_len is below max_kv_len
     # [requests * q_len] int64: rows of the flat query batch; None: all of them, in order
     tokens: Tensor | None
-    # by causality and window; built by the first layer that asks, shared by the others
+    # by (causal, window_left); built on first use, shared by the layers of one kind
     masks: dict[tuple[bool, int], Tensor | None]
 
 
@@ -60,17 +59,17 @@ def plan_attention(
     """Group the requests of one forward.
 
     Args:
-        req_to_token: [max_requests, max_context] int: pool slot of every position of every request.
+        req_to_token: [max_requests, max_context] int: KV slot of every position of every request.
         rows: [batch] int64: row of each request in ``req_to_token``.
         q_lens: query tokens per request, 0 for none.
         kv_lens: context length per request, its queries included.
-        row_elements: elements of K per pool slot, heads times head dimension; weighs padding
+        row_elements: elements of K per KV slot, heads times head dimension; weighs padding
             against another call.
 
     Returns:
         The groups; empty when no request has a query.
     """
-    members = list(_cut(q_lens, kv_lens, row_elements))
+    members = list(_split(q_lens, kv_lens, row_elements))
     if len(members) == 1 and len(members[0]) == len(q_lens):
         return [_group(req_to_token, rows, q_lens[0], kv_lens, None)]
     starts = [0, *torch.tensor(q_lens).cumsum(0).tolist()]
@@ -84,8 +83,8 @@ def plan_attention(
     return groups
 
 
-def _cut(q_lens: Sequence[int], kv_lens: Sequence[int], row_elements: int) -> Iterator[list[int]]:
-    """Yield the members of each group: one query length, split where padding outweighs a call."""
+def _split(q_lens: Sequence[int], kv_lens: Sequence[int], row_elements: int) -> Iterator[list[int]]:
+    """Yield the members of each group, as indices into the batch."""
     if _is_even(q_lens, kv_lens, row_elements):
         yield list(range(len(q_lens)))
         return
@@ -107,7 +106,7 @@ def _cut(q_lens: Sequence[int], kv_lens: Sequence[int], row_elements: int) -> It
 
 
 def _is_even(q_lens: Sequence[int], kv_lens: Sequence[int], row_elements: int) -> bool:
-    """Whether the batch is one group as it stands: the common case, a decode step or a block."""
+    """Whether the whole batch is one group: the common case, a decode step or a block."""
     if not q_lens or not q_lens[0] or min(q_lens) != max(q_lens):
         return False
     return not _too_padded(len(kv_lens) * max(kv_lens) - sum(kv_lens), q_lens[0], row_elements)
@@ -120,19 +119,19 @@ def _too_padded(rows: int, q_len: int, row_elements: int) -> bool:
 def _group(
     req_to_token: Tensor, rows: Tensor, q_len: int, kv_lens: Sequence[int], tokens: Tensor | None
 ) -> AttentionGroup:
-    longest = max(kv_lens)
-    padded = min(kv_lens) < longest
+    max_kv_len = max(kv_lens)
+    padded = min(kv_lens) < max_kv_len
     kv_len = torch.tensor(kv_lens)
     if padded:
-        # A column past a request's end repeats its own last slot: masked out, and never another
-        # request's data, whose NaN would pass through a weight of zero.
-        position = torch.minimum(torch.arange(longest), kv_len[:, None] - 1)
+        # A column past a request's end repeats its own last slot. It is masked out, but must not
+        # hold another request's data: zero weight times NaN is NaN.
+        position = torch.minimum(torch.arange(max_kv_len), kv_len[:, None] - 1)
         slots = req_to_token[rows[:, None], position]
     elif len(kv_lens) == 1:
-        slots = req_to_token[rows, :longest]
+        slots = req_to_token[rows, :max_kv_len]
     else:
-        slots = req_to_token[:, :longest].index_select(0, rows)
-    return AttentionGroup(q_len, kv_len, slots.flatten().long(), longest, padded, tokens, {})
+        slots = req_to_token[:, :max_kv_len].index_select(0, rows)
+    return AttentionGroup(q_len, kv_len, slots.flatten().long(), max_kv_len, padded, tokens, {})
 
 
 def attend(
@@ -147,15 +146,15 @@ def attend(
 
     Args:
         plan: the groups of the batch.
-        query: [tokens, heads, dim], the requests' queries one after the other.
-        kv: [2, slots, kv_heads, dim], the layer's keys and values, those of the queries included.
+        query: [tokens, heads, dim], the queries of the requests in batch order.
+        kv: [2, slots, kv_heads, dim], the layer's keys and values, with those of the query tokens.
         scale: factor on the scores.
-        causal: whether a query sees only positions up to its own; False lets it see its whole
+        causal: whether a query attends only to positions up to its own; False: to its whole
             context.
-        window_left: positions before its own that a query sees; ``FULL_CONTEXT`` for all of them.
+        window_left: positions before its own to which a query attends; ``FULL_CONTEXT``: all.
 
     Returns:
-        [tokens, heads * dim]; queries outside every group are left undefined.
+        [tokens, heads * dim]; rows of queries outside every group are undefined.
     """
     tokens, heads, dim = query.shape
     if len(plan) == 1 and plan[0].tokens is None:
@@ -176,9 +175,9 @@ def _attend_group(
     key = (causal, window_left)
     if key not in group.masks:
         group.masks[key] = _mask(group, causal, window_left, query.dtype)
-    # [2, requests, kv_heads, longest, dim]: one gather fetches keys and values
+    # [2, requests, kv_heads, max_kv_len, dim]: one gather for keys and values
     context = kv.index_select(1, group.slots)
-    context = context.view(2, -1, group.longest, kv_heads, dim).transpose(2, 3)
+    context = context.view(2, -1, group.max_kv_len, kv_heads, dim).transpose(2, 3)
     out = F.scaled_dot_product_attention(
         query.view(-1, group.q_len, heads, dim).transpose(1, 2),
         context[0],
@@ -193,16 +192,16 @@ def _attend_group(
 def _mask(
     group: AttentionGroup, causal: bool, window_left: int, dtype: torch.dtype
 ) -> Tensor | None:
-    """Additive mask [requests, 1, q_len, longest]; None when every query sees every column."""
-    key = torch.arange(group.longest)
+    """Additive mask [requests, 1, q_len, max_kv_len]; None when nothing is masked."""
+    key = torch.arange(group.max_kv_len)
     query = group.kv_len[:, None] - group.q_len + torch.arange(group.q_len)
     query = query[..., None]  # [requests, q_len, 1]: position of each query
     seen = []
     if causal and group.q_len > 1:
-        seen.append(key <= query)  # also hides the padding, which lies after the last query
+        seen.append(key <= query)  # also masks the padding, which is after the last query
     elif group.padded:
         seen.append((key < group.kv_len[:, None, None]).expand(-1, group.q_len, -1))
-    if FULL_CONTEXT < window_left < group.longest - 1:
+    if FULL_CONTEXT < window_left < group.max_kv_len - 1:
         seen.append(key >= query - window_left)
     if not seen:
         return None

@@ -1,4 +1,4 @@
-"""SGLang's attention interface on top of the torch attention."""
+"""SGLang's ``AttentionBackend`` interface on top of ``attend``."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ if TYPE_CHECKING:
 
 
 class CpuAttentionBackend(AttentionBackend):
-    """Extend, decode, verify and draft block over one plan per forward."""
+    """Extend, decode, verify and draft block, with one plan per forward."""
 
-    needs_cpu_seq_lens = False  # on this device the lengths are host memory anyway
+    needs_cpu_seq_lens = False  # the lengths are in host memory on this device
 
     def __init__(self, model_runner: ModelRunner) -> None:
         super().__init__()
         pool = model_runner.token_to_kv_pool
-        # With recurrent layers between them, the attention layers have a pool within a pool.
+        # In a model with recurrent layers, the pool contains that of the attention layers.
         self._layer_index: dict[int, int] | None = None
         if isinstance(pool, HybridLinearKVPool):
             self._layer_index = pool.full_attention_layer_id_mapping
             pool = pool.full_kv_pool
         if not isinstance(pool, CpuKVPool):
             raise PlatformError(
-                f"the CPU platform serves one plain KV pool, this model asks for a "
-                f"{type(pool).__name__}; for a sliding-window verifier pass "
+                "the CPU platform supports one KV pool of multi-head attention, this model needs "
+                f"a {type(pool).__name__}; for a sliding-window verifier pass "
                 "--disable-hybrid-swa-memory"
             )
         self.token_to_kv_pool = pool
@@ -43,7 +43,7 @@ class CpuAttentionBackend(AttentionBackend):
         self._plan: list[AttentionGroup] = []
 
     def init_forward_metadata(self, forward_batch: ForwardBatch) -> None:
-        """Plan the batch; every layer of the forward shares the plan."""
+        """Plan the batch, once for all layers of the forward."""
         mode, batch = forward_batch.forward_mode, forward_batch.batch_size
         if mode.is_idle() or not batch:
             self._plan = []
@@ -74,27 +74,28 @@ class CpuAttentionBackend(AttentionBackend):
         layer: RadixAttention,
         forward_batch: ForwardBatch,
         save_kv_cache: bool = True,
-        **unserved: Any,
+        **unsupported: Any,
     ) -> Tensor:
-        """Write the layer's new keys and values, then attend; the same for every mode.
+        """Write the layer's new keys and values, then attend; one function for every mode.
 
         Args:
             q: [tokens, heads * dim].
-            k: [tokens, kv_heads, dim], None when they are in the pool already.
+            k: [tokens, kv_heads, dim], None when they are already in the pool.
             v: as ``k``.
-            layer: supplies head counts, scale, causality and window.
-            forward_batch: supplies the slots to write.
+            layer: its head counts, scale, causality and window are read.
+            forward_batch: its KV slots to write are read.
             save_kv_cache: whether to write ``k`` and ``v``.
-            unserved: anything else a model asks of its attention.
+            unsupported: further arguments of a model, such as attention sinks.
 
         Returns:
             [tokens, heads * dim].
 
         Raises:
-            PlatformError: the model asks for something this backend would have to ignore.
+            PlatformError: the model passes further arguments.
         """
-        if unserved:
-            raise PlatformError(f"attention on CPU does not serve {', '.join(sorted(unserved))}")
+        if unsupported:
+            names = ", ".join(sorted(unsupported))
+            raise PlatformError(f"attention on CPU does not support {names}")
         pool, layer_id = self.token_to_kv_pool, layer.layer_id
         if self._layer_index is not None:
             layer_id = self._layer_index[layer_id]
@@ -112,18 +113,19 @@ class CpuAttentionBackend(AttentionBackend):
     forward_decode = forward_extend
 
     def support_triton(self) -> bool:
-        """Whether Triton kernels may run beside this backend: never."""
+        """Whether this backend can run together with Triton kernels: no."""
         return False
 
 
-def refuse_unserved_attention(model: nn.Module) -> None:
-    """Refuse a model whose attention this backend would compute wrongly.
+def refuse_unsupported_attention(model: nn.Module) -> None:
+    """Refuse a model whose attention this backend does not support.
 
     Args:
         model: the model just loaded.
 
     Raises:
-        PlatformError: a layer caps its logits, attends across or has value heads of another width.
+        PlatformError: a layer has soft-capped logits, cross attention, or value heads of another
+            width than the keys.
     """
     from sglang.srt.layers.radix_attention import RadixAttention
 
@@ -140,4 +142,4 @@ def refuse_unserved_attention(model: nn.Module) -> None:
             else None
         )
         if reason:
-            raise PlatformError(f"{name} has {reason}, which attention on CPU does not serve")
+            raise PlatformError(f"{name} has {reason}, which attention on CPU does not support")

@@ -1,4 +1,4 @@
-"""The KV pool without its GPU parts."""
+"""SGLang's KV pool without Triton."""
 
 from __future__ import annotations
 
@@ -6,21 +6,25 @@ import torch
 from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool, move_kv_cache_native
 from torch import Tensor
 
+from dflash_sglang.errors import PlatformError
+
 
 class CpuKVPool(MHATokenToKVPool):
-    """SGLang's pool, storing a layer's keys and values as one tensor and written by torch.
+    """SGLang's pool with a layer's keys and values in one tensor, written by torch.
 
-    ``kv_pair(layer)[0]`` and ``[1]`` are the pool's own key and value buffers of the layer; holding
-    the two together lets attention gather both with one call.
+    ``kv_pair(layer)[0]`` and ``[1]`` are the pool's key and value buffers of the layer; with both
+    in one tensor, attention gathers keys and values in one call.
     """
 
     _pairs: list[Tensor]  # per layer [2, slots, kv_heads, dim]
 
     def _create_buffers_normal(self) -> None:
         shape, value_shape = self._kv_buffer_shapes()
-        assert shape == value_shape, (
-            "models with value heads of another width are refused when they load"
-        )
+        if shape != value_shape:
+            raise PlatformError(
+                f"the KV pool on CPU needs keys and values of one shape, this model has "
+                f"{tuple(shape)} and {tuple(value_shape)}; serve it on a GPU"
+            )
         self._pairs = [
             torch.zeros((2, *shape), dtype=self.store_dtype, device=self.device)
             for _ in range(self.layer_num)
@@ -32,15 +36,15 @@ class CpuKVPool(MHATokenToKVPool):
         """Keys and values of a layer.
 
         Args:
-            layer_id: the model's number of the layer.
+            layer_id: index of the layer in the model.
 
         Returns:
-            [2, slots, kv_heads, dim]; slot 0 takes the writes of padding.
+            [2, slots, kv_heads, dim]; padding is written to slot 0.
         """
         return self._pairs[layer_id - self.start_layer]
 
     def _init_kv_copy_and_warmup(self) -> None:
-        self._kv_copy_config = None  # the in-tree warm-up launches a Triton kernel
+        self._kv_copy_config = None  # SGLang's warm-up launches a Triton kernel
 
     def _move_kv_cache_impl(self, tgt_loc: Tensor, src_loc: Tensor) -> None:
         move_kv_cache_native(self.k_buffer, self.v_buffer, tgt_loc, src_loc)

@@ -1,4 +1,4 @@
-"""Torch forms of the look-ups into ``req_to_token`` for which SGLang launches Triton kernels."""
+"""Reads and writes of ``req_to_token`` in torch, which are Triton kernels in SGLang."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ def assign_slots(
     out_cache_loc: Tensor,
     batch_size: int,
 ) -> None:
-    """Write freshly allocated slots into the requests' rows, positions ``start`` to ``end - 1``.
+    """Write newly allocated KV slots to positions ``start`` to ``end - 1`` of each request.
 
     Args:
         req_pool_indices: [batch] int: the requests' rows.
         req_to_token: [max_requests, max_context] int32, written in place.
         start_offset: [batch] int: first position to write.
         end_offset: [batch] int: one past the last.
-        out_cache_loc: [sum(end - start)] int64: the slots, request by request.
+        out_cache_loc: [sum(end - start)] int64: the KV slots, in request order.
         batch_size: number of requests.
     """
     lengths = (end_offset - start_offset)[:batch_size]
@@ -41,7 +41,7 @@ def block_slots(
     draft_token_num: int,
     device: torch.device | str,
 ) -> Tensor:
-    """Slots of a block of positions per request.
+    """KV slots of a block of positions per request.
 
     Args:
         req_pool_indices: [batch] int: the requests' rows.
@@ -50,7 +50,7 @@ def block_slots(
         end_offset: [batch] int: one past the last; ``start_offset + draft_token_num``.
         batch_size: number of requests.
         draft_token_num: positions per block.
-        device: where the result lives; the CPU here.
+        device: of the result; the CPU here.
 
     Returns:
         [batch * draft_token_num] int64.

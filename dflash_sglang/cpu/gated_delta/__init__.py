@@ -1,7 +1,8 @@
-"""Recurrent layers (gated delta nets) in torch: the parts SGLang has as GPU kernels only.
+"""Gated delta net layers in torch.
 
-``delta_rule`` and ``convolution`` hold the mathematics, on the padded blocks of tokens that
-``packing`` makes. ``rule_kernels``, ``conv_kernels``, ``replay``, ``states`` and ``layers`` give it
-the signatures of the functions it stands in for, which ``hooks`` lists. Nothing here imports SGLang
-but ``hooks`` and ``defaults``.
+Replaces the Triton kernels of such layers (Qwen3.5, Qwen3.6): a wheel without ``sgl_kernel`` for
+CPUs has no other implementation. ``delta_rule`` and ``convolution`` hold the mathematics, on the
+padded blocks of tokens that ``kernel_args`` makes. ``rule_kernels``, ``conv_kernels``, ``replay``,
+``state_copy`` and ``elementwise`` have the signatures of SGLang's kernels and replace them through
+the table in ``hooks``. Only ``hooks`` imports SGLang.
 """

@@ -1,6 +1,6 @@
-"""The short causal convolution in front of a recurrence, over rows of tokens.
+"""The short causal convolution before the delta rule, over rows of tokens.
 
-    y_t = silu(bias + sum_j w_j x_{t - width + 1 + j})      each channel by itself
+    y_t = silu(bias + sum_j w_j x_{t - width + 1 + j})      per channel
 
 The state of a request is its last ``width - 1`` inputs.
 """
@@ -13,7 +13,7 @@ from torch import Tensor
 
 
 def convolve(inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """The convolution of every token whose ``width - 1`` predecessors are given.
+    """Convolve every token whose ``width - 1`` predecessors are given.
 
     Args:
         inputs: [..., width - 1 + tokens, channels].
@@ -35,21 +35,21 @@ def convolve(inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def with_history(history: Tensor, tokens: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-    """Interleaves packed requests with what came before each.
+    """Put the history of each packed request before its tokens.
 
     Args:
         history: [requests, width - 1, channels].
-        tokens: [total, channels], the requests' tokens one after the other.
+        tokens: [total, channels], packed request after request.
         lengths: [requests] int64, summing to ``total``.
 
     Returns:
         [requests * (width - 1) + total, channels], each request's history before its tokens, and
-        [requests] int64, the row at which each request's history begins.
+        [requests] int64, the row at which each request's history starts.
     """
     requests, past, channels = history.shape
     starts = lengths.cumsum(0) - lengths + past * torch.arange(requests)
     joined = tokens.new_empty(requests * past + len(tokens), channels)
-    joined[rows_from(starts, past)] = history.to(tokens.dtype)
+    joined[row_ranges(starts, past)] = history.to(tokens.dtype)
     joined[_token_rows(starts + past, lengths)] = tokens
     return joined, starts
 
@@ -57,30 +57,30 @@ def with_history(history: Tensor, tokens: Tensor, lengths: Tensor) -> tuple[Tens
 def convolve_packed(
     history: Tensor, tokens: Tensor, lengths: Tensor, weight: Tensor, bias: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """The convolution over requests of different lengths.
+    """Convolve packed requests of different lengths.
 
     Args:
-        history: [requests, width - 1, channels], zero for what begins here.
+        history: [requests, width - 1, channels], zero for a new request.
         tokens: [total, channels].
         lengths: [requests] int64.
         weight: [channels, width].
         bias: [channels] or None.
 
     Returns:
-        [total, channels] and the new history, shaped as the old.
+        [total, channels], and the new history, shaped as ``history``.
     """
     past = history.shape[1]
     joined, starts = with_history(history, tokens, lengths)
     output = convolve(joined, weight, bias)[_token_rows(starts, lengths)]
-    return output, joined[rows_from(starts + lengths, past)]
+    return output, joined[row_ranges(starts + lengths, past)]
 
 
-def rows_from(starts: Tensor, count: int) -> Tensor:
-    """[requests, count] int64: ``count`` rows from each start on."""
+def row_ranges(starts: Tensor, count: int) -> Tensor:
+    """[requests, count] int64: the ``count`` rows from each start."""
     return starts[:, None] + torch.arange(count)
 
 
 def _token_rows(starts: Tensor, lengths: Tensor) -> Tensor:
-    """[total] int64: ``length`` rows from each start on, one request after the other."""
+    """[total] int64: the ``length`` rows from each start, request after request."""
     offset = starts - (lengths.cumsum(0) - lengths)
     return torch.arange(int(lengths.sum())) + offset.repeat_interleave(lengths)

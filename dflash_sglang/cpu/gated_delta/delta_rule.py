@@ -1,7 +1,7 @@
 """The gated delta rule over a block of tokens: one recurrence for prefill, decode and verify.
 
-A head keeps a matrix S, [V, K]. Token t decays it, corrects what it holds for key k_t towards
-value v_t, and reads it with query q_t:
+The state of a head is a matrix S, [V, K]. Token t decays it, corrects its value for key k_t
+towards v_t, and reads it with query q_t:
 
     S_t = exp(g_t) S_{t-1} + d_t k_t^T        d_t = beta_t (v_t - exp(g_t) S_{t-1} k_t)
     o_t = S_t q_t
@@ -28,26 +28,26 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-# Tokens of a prefill that one block takes, and the distance of the states it reports: what
-# SGLang's kernels use, whose prefix cache counts in it.
+# Tokens of a prefill that are processed as one block, and the distance of the states returned. As
+# in SGLang's kernels: its prefix cache stores states at multiples of it.
 CHUNK = 64
 
 
 class Block(NamedTuple):
-    """What a block of tokens brings to the recurrence; rows are requests.
+    """The inputs of a block of tokens; rows are requests.
 
-    A token with beta, g and key of zero leaves the state as it is: padding.
+    A token whose beta, g and key are zero does not change the state: padding.
     """
 
-    query: Tensor  # [rows, key_heads, tokens, K], of length 1 times the scale
-    key: Tensor  # [rows, key_heads, tokens, K], of length 1
+    query: Tensor  # [rows, key_heads, tokens, K], unit length times the scale
+    key: Tensor  # [rows, key_heads, tokens, K], unit length
     value: Tensor  # [rows, heads, tokens, V]; heads is a multiple of key_heads
-    decay: Tensor  # [rows, heads, tokens], g: logarithms, at most 0
+    decay: Tensor  # [rows, heads, tokens], g: log decay, at most 0
     beta: Tensor  # [rows, heads, tokens], 0 .. 1
 
 
 class Updates(NamedTuple):
-    """What a block does to the state, enough to apply any prefix of it later."""
+    """The updates of a block; any prefix of them can be applied to the state later."""
 
     update: Tensor  # [..., heads, tokens, V], d
     key: Tensor  # [..., key_heads, tokens, K]
@@ -57,14 +57,14 @@ class Updates(NamedTuple):
 def gates(
     a: Tensor, b: Tensor, a_log: Tensor, dt_bias: Tensor, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    """Decay and strength of every token.
+    """Log decay and beta of every token.
 
     Args:
         a: [..., heads], projected.
         b: [..., heads], projected.
         a_log: [heads].
         dt_bias: [heads].
-        dtype: to compute in.
+        dtype: to compute and return in.
 
     Returns:
         ``g = -exp(a_log) softplus(a + dt_bias)`` and ``beta = sigmoid(b)``, shaped as a.
@@ -74,24 +74,24 @@ def gates(
 
 
 def unit_length(x: Tensor) -> Tensor:
-    """Vectors along the last axis divided by their lengths, kept from zero by a small constant."""
+    """Vectors along the last axis divided by their lengths; 1e-6 is added to the square."""
     return x * torch.rsqrt(x.square().sum(-1, keepdim=True).add_(1e-6))
 
 
 def run_block(state: Tensor, block: Block) -> tuple[Tensor, Updates]:
-    """Outputs and updates of a block behind a state.
+    """Outputs and updates of a block, from the state before it.
 
     Args:
         state: [rows, heads, V, K], before the block; not modified.
         block: the tokens, in state's dtype.
 
     Returns:
-        [rows, heads, tokens, V] and what ``advance`` takes.
+        The outputs [rows, heads, tokens, V], and the updates for ``apply_updates``.
     """
     heads, tokens = block.decay.shape[1:]
     query, key = _per_head(block.query, heads), _per_head(block.key, heads)
     total = block.decay.cumsum(-1)  # G
-    # Both products with the state in one; [rows, heads, 2 * tokens, V].
+    # Both products with the state in one matmul: [rows, heads, 2 * tokens, V].
     held = torch.cat((query, key), dim=2) @ state.mT
     carried = total.exp().unsqueeze(-1)
     held_query, held_key = held[:, :, :tokens] * carried, held[:, :, tokens:] * carried
@@ -100,19 +100,20 @@ def run_block(state: Tensor, block: Block) -> tuple[Tensor, Updates]:
         output = torch.addcmul(held_query, (query * key).sum(-1, keepdim=True), target)
         return output, Updates(target, block.key, block.decay)
     between = _between(total)
-    system = between * (key @ key.mT) * block.beta.unsqueeze(-1)  # its diagonal is taken as 1
+    # The solver takes the diagonal as 1.
+    system = between * (key @ key.mT) * block.beta.unsqueeze(-1)
     update = torch.linalg.solve_triangular(system, target, upper=False, unitriangular=True)
     output = held_query + (between * (query @ key.mT)) @ update
     return output, Updates(update, block.key, block.decay)
 
 
-def advance(state: Tensor, updates: Updates, lengths: Tensor | None = None) -> Tensor:
+def apply_updates(state: Tensor, updates: Updates, lengths: Tensor | None = None) -> Tensor:
     """The state after a prefix of a block.
 
     Args:
         state: [..., heads, V, K], before the block; not modified.
-        updates: of the block, with the same leading axes.
-        lengths: [rows] int, tokens of each request that count; None for all. Rows are the axis
+        updates: of the block, with the same leading axes as the state.
+        lengths: [rows] int, tokens of each request to apply; None for all. Rows are the axis
             before the heads.
 
     Returns:
@@ -130,7 +131,7 @@ def advance(state: Tensor, updates: Updates, lengths: Tensor | None = None) -> T
     return state * last.exp().unsqueeze(-1) + weighted.mT @ _per_head(key, heads)
 
 
-def every_state(state: Tensor, updates: Updates) -> Tensor:
+def states_after_each_token(state: Tensor, updates: Updates) -> Tensor:
     """The states after each token of a block, [rows, tokens, heads, V, K]."""
     heads, tokens = updates.decay.shape[-2:]
     key = _per_head(updates.key, heads)
@@ -151,5 +152,5 @@ def _between(total: Tensor) -> Tensor:
 
 
 def _per_head(x: Tensor, heads: int) -> Tensor:
-    """[..., key_heads, tokens, K] repeated to one per value head, neighbours sharing."""
+    """[..., key_heads, tokens, K] repeated for the value heads that share a key head."""
     return x if x.shape[-3] == heads else x.repeat_interleave(heads // x.shape[-3], dim=-3)

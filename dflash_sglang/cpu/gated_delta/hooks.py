@@ -1,4 +1,4 @@
-"""The hooks a model with recurrent layers needs, set when one is loaded."""
+"""The hooks for models with recurrent layers, applied when one is loaded."""
 
 from __future__ import annotations
 
@@ -9,7 +9,13 @@ from sglang.srt.plugins.hook_registry import HookType
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from dflash_sglang.cpu.gated_delta import conv_kernels, layers, replay, rule_kernels, states
+from dflash_sglang.cpu.gated_delta import (
+    conv_kernels,
+    elementwise,
+    replay,
+    rule_kernels,
+    state_copy,
+)
 from dflash_sglang.cpu.hooks import Hook
 
 _OPS = "sglang.kernels.ops"
@@ -17,13 +23,13 @@ _LINEAR = f"{_OPS}.attention.linear"
 _STATES = f"{_OPS}.mamba.mamba_state_scatter_triton"
 
 
-class Unpinned(TorchFunctionMode):
-    """Within it, ``Tensor.pin_memory`` answers the tensor: there is nothing to pin it for."""
+class NoPinning(TorchFunctionMode):
+    """A mode in which ``Tensor.pin_memory`` returns the tensor: there is no accelerator."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        """Called by torch for every function of a tensor."""
+        """Called by torch for every function on a tensor."""
         if func is Tensor.pin_memory:
             return args[0]
         return func(*args, **(kwargs or {}))
@@ -31,7 +37,7 @@ class Unpinned(TorchFunctionMode):
 
 def without_pinning(original: Callable[..., None], batch: Any) -> None:
     """AROUND hook on ``ScheduleBatch.prepare_for_decode``, which pins a mask unconditionally."""
-    with Unpinned():
+    with NoPinning():
         original(batch)
 
 
@@ -89,31 +95,31 @@ RECURRENT_HOOKS = (
             (
                 _STATES,
                 "fused_conv_window_scatter_with_mask",
-                states.fused_conv_window_scatter_with_mask,
+                state_copy.fused_conv_window_scatter_with_mask,
             ),
             (
                 _STATES,
                 "scatter_mamba_states_after_mtp_verify",
-                states.scatter_mamba_states_after_mtp_verify,
+                state_copy.scatter_mamba_states_after_mtp_verify,
             ),
-            (_STATES, "track_mamba_states_all_layers", states.track_mamba_states_all_layers),
-            (_STATES, "track_mamba_states_if_needed", states.track_mamba_states_if_needed),
+            (_STATES, "track_mamba_states_all_layers", state_copy.track_mamba_states_all_layers),
+            (_STATES, "track_mamba_states_if_needed", state_copy.track_mamba_states_if_needed),
             (
                 f"{_OPS}.attention.triton_gdn_fused_proj",
                 "fused_qkvzba_split_reshape_cat_contiguous",
-                layers.fused_qkvzba_split_reshape_cat_contiguous,
+                elementwise.fused_qkvzba_split_reshape_cat_contiguous,
             ),
-            (f"{_OPS}.attention.fla.layernorm_gated", "RMSNorm.forward", layers.gated_norm),
-            (f"{_OPS}.elementwise.elementwise", "fused_sigmoid_mul", layers.fused_sigmoid_mul),
+            (f"{_OPS}.attention.fla.layernorm_gated", "RMSNorm.forward", elementwise.gated_norm),
+            (f"{_OPS}.elementwise.elementwise", "fused_sigmoid_mul", elementwise.fused_sigmoid_mul),
             (
                 f"{_OPS}.elementwise.elementwise",
                 "fused_gate_sigmoid_mul",
-                layers.fused_gate_sigmoid_mul,
+                elementwise.fused_gate_sigmoid_mul,
             ),
             (
                 f"{_OPS}.elementwise.elementwise",
                 "fused_gate_sigmoid_mul_add",
-                layers.fused_gate_sigmoid_mul_add,
+                elementwise.fused_gate_sigmoid_mul_add,
             ),
         )
     ),

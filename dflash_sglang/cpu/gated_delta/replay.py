@@ -1,9 +1,9 @@
-"""Stand-ins for SGLang's replay of a verified block: nothing is stored per token but its update.
+"""Replacements of SGLang's replay kernels, with their signatures.
 
-A verify records (d, k, g) of every token of the block beside the state, which it leaves as it is; a
-commit applies those of the accepted tokens to it. SGLang's ring can keep committed tokens for some
-steps before it does. The host has it do so at every commit, so a block is always recorded from the
-first place on and the ring's cursors can stay where they are: docs/recurrent-state.md.
+A verify does not change the state; it records (d, k, g) of every token of the block. A commit
+applies the records of the committed tokens. SGLang's ring buffer can hold committed tokens for some
+steps before they are applied. Our worker has them applied at every commit, so a block is always
+recorded from index 0 and the ring's cursors stay at 0: docs/recurrent-state.md.
 """
 
 # ruff: noqa: N803 (SGLang names its arguments)
@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dflash_sglang.cpu.gated_delta.delta_rule import Updates, advance, run_block
-from dflash_sglang.cpu.gated_delta.packing import equal_blocks, precision, usable
+from dflash_sglang.cpu.gated_delta.delta_rule import Updates, apply_updates, run_block
+from dflash_sglang.cpu.gated_delta.kernel_args import compute_dtype, equal_blocks, valid_slots
 
 
 def gdn_replayssm_spec_decode(
@@ -39,10 +39,10 @@ def gdn_replayssm_spec_decode(
     scale: float | None = None,
     **_: Any,
 ) -> Tensor:
-    """Verify: the outputs of a block of each request, and the record of it.
+    """Verify: the outputs of one block per request, and its record.
 
     Args:
-        q: [total, key_heads, K], ``total`` being equal blocks of the requests.
+        q: [total, key_heads, K]; ``total`` = requests * block.
         k: as q.
         v: [total, heads, V].
         a: [total, heads].
@@ -55,15 +55,15 @@ def gdn_replayssm_spec_decode(
         g_cache: [rows, heads, ring], written.
         out: [total, heads, V], written.
         query_start_loc: [requests + 1] int.
-        ssm_state_indices: [requests or more] int, slots.
-        replay_indices: [requests or more] int, rows.
+        ssm_state_indices: [requests or more] int, state slots.
+        replay_indices: [requests or more] int, rows of the caches.
         scale: of the queries; 1 / sqrt(K) by default.
 
     Returns:
         ``out``.
     """
     requests = len(query_start_loc) - 1
-    state = checkpoint_state[usable(ssm_state_indices[:requests])].to(precision(v))
+    state = checkpoint_state[valid_slots(ssm_state_indices[:requests])].to(compute_dtype(v))
     block = equal_blocks(q, k, v, a, b, A_log, dt_bias, scale, requests)
     read, updates = run_block(state, block)
     rows, tokens = replay_indices[:requests].long(), block.value.shape[2]
@@ -74,7 +74,7 @@ def gdn_replayssm_spec_decode(
 
 
 def commit_gdn_replayssm_spec(**_: Any) -> None:
-    """In place of moving the ring's cursors on: they stay at zero."""
+    """Replace the update of the ring's cursors: they stay at 0."""
 
 
 def commit_gdn_replayssm_circular(
@@ -90,22 +90,22 @@ def commit_gdn_replayssm_circular(
     mamba_steps_to_track: Tensor | None = None,
     **_: Any,
 ) -> None:
-    """Commit: applies the accepted tokens of each request to its state, in all layers.
+    """Commit: apply the committed tokens of each request to its state, in all layers.
 
     Args:
         checkpoint_state: [layers, slots, heads, V, K], written.
         d_cache: [layers, rows, heads, ring, V].
         k_cache: [layers, rows, key_heads, ring, K].
         g_cache: [layers, rows, heads, ring].
-        state_batch_indices: [requests] int, slots.
-        replay_indices: [requests] int, rows.
+        state_batch_indices: [requests] int, state slots.
+        replay_indices: [requests] int, rows of the caches.
         accept_lens: [requests] int, committed tokens, at least 1.
-        mamba_track_indices: [requests] int, slots for the states of the prefix cache; negative for
+        mamba_track_indices: [requests] int, state slots of the prefix cache; negative for none.
+        mamba_steps_to_track: [requests] int, the token whose state is copied there; negative for
             none.
-        mamba_steps_to_track: [requests] int, the token whose state goes there; negative for none.
     """
     rows = replay_indices.long()
-    slots = usable(state_batch_indices)
+    slots = valid_slots(state_batch_indices)
     longest = int(accept_lens.max())
     updates = Updates(
         d_cache[:, rows, :, :longest], k_cache[:, rows, :, :longest], g_cache[:, rows, :, :longest]
@@ -115,6 +115,6 @@ def commit_gdn_replayssm_circular(
         tracked = torch.nonzero((mamba_steps_to_track >= 0) & (mamba_track_indices >= 0)).flatten()
         if tracked.numel():
             part = Updates(*(x[:, tracked] for x in updates))
-            crossing = advance(state[:, tracked], part, mamba_steps_to_track[tracked] + 1)
+            crossing = apply_updates(state[:, tracked], part, mamba_steps_to_track[tracked] + 1)
             checkpoint_state[:, mamba_track_indices[tracked].long()] = crossing
-    checkpoint_state[:, slots] = advance(state, updates, accept_lens)
+    checkpoint_state[:, slots] = apply_updates(state, updates, accept_lens)

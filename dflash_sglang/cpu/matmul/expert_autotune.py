@@ -1,6 +1,6 @@
-"""Which form of the experts to run for how many tokens, measured at start on the model's weights.
+"""The fastest variant of the experts for each token count, measured on the model's weights.
 
-The crossings depend on the model (experts, widths), the dtype and the machine, and no formula that
+The crossovers depend on the model (experts, widths), the dtype and the machine, and no formula that
 was tried predicted them: looped wins up to about four tokens for 8 small float32 experts and never
 in bfloat16. A measurement takes milliseconds.
 """
@@ -15,30 +15,30 @@ from typing import Any, NamedTuple
 
 import torch
 
-from dflash_sglang.cpu.matmul.experts import FORMS, Experts, Form, batched
-from dflash_sglang.cpu.matmul.timing import REPEATS, fastest, thread_clock
+from dflash_sglang.cpu.matmul.autotune import REPEATS, best_time_s, thread_clock
+from dflash_sglang.cpu.matmul.experts import VARIANTS, Experts, Variant, batched
 
 TOKEN_COUNTS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 BUDGET_S = 0.25
-# The slowest reading of weights assumed; only decides whether trying all experts fits the budget.
+# The slowest rate of reading weights assumed; decides whether measuring `batched` fits the budget.
 ELEMENTS_PER_S = 1e9
-# A form this many times slower than the best is not measured at the next token count.
-HOPELESS = 4.0
-# Beyond what was measured: its work does not grow with experts that nobody chose.
+# A variant this many times slower than the best is not measured at the next token count.
+DROP_RATIO = 4.0
+# Beyond the measured counts: its work does not grow with the number of unchosen experts.
 FOR_MANY_TOKENS = "grouped"
 
 
-class ExpertForms(NamedTuple):
-    """The measured choice."""
+class VariantTable(NamedTuple):
+    """The fastest variant by token count."""
 
     limits: tuple[int, ...]  # ascending token counts
-    names: tuple[str, ...]  # the form up to each limit, and one more for all counts beyond
+    names: tuple[str, ...]  # the variant up to each limit, and one more for all counts beyond
 
-    def form(self, tokens: int) -> Form:
-        """The form to run; without tokens, the one whose products may be empty."""
+    def select(self, tokens: int) -> Variant:
+        """The variant to run; for 0 tokens the one that accepts empty inputs."""
         if not tokens:
             return batched
-        return FORMS[self.names[bisect.bisect_left(self.limits, tokens)]]
+        return VARIANTS[self.names[bisect.bisect_left(self.limits, tokens)]]
 
     def __str__(self) -> str:
         ranges = zip(self.names, self.limits, strict=False)
@@ -47,56 +47,56 @@ class ExpertForms(NamedTuple):
         )
 
 
-_measured: dict[tuple[object, ...], ExpertForms] = {}
+_measured: dict[tuple[object, ...], VariantTable] = {}
 
 
-def experts_of(layer: Any) -> Experts:
-    """The weights of a layer, as its parameters are now.
+def expert_weights(layer: Any) -> Experts:
+    """The expert weights of a layer, cached until one of its parameters is replaced.
 
     Args:
-        layer: SGLang's ``FusedMoE`` with plain experts, as `fusion.lay_out_weights` leaves it.
+        layer: SGLang's ``FusedMoE`` with supported experts, after `fusion.lay_out_weights`.
     """
-    known = layer.__dict__.get("cpu_experts")
-    if known is None or known[0] is not layer.w13_weight or known[1] is not layer.w2_weight:
-        experts = Experts.of(layer.w13_weight.data, layer.w2_weight.data.transpose(1, 2))
-        known = layer.__dict__["cpu_experts"] = (layer.w13_weight, layer.w2_weight, experts)
-    experts_now: Experts = known[2]
-    return experts_now
+    cached = layer.__dict__.get("cpu_experts")
+    if cached is None or cached[0] is not layer.w13_weight or cached[1] is not layer.w2_weight:
+        experts = Experts.from_weights(layer.w13_weight.data, layer.w2_weight.data.transpose(1, 2))
+        cached = layer.__dict__["cpu_experts"] = (layer.w13_weight, layer.w2_weight, experts)
+    current: Experts = cached[2]
+    return current
 
 
-def forms_for(experts: Experts, top_k: int) -> ExpertForms:
-    """The choice for experts of this shape and dtype, measured on the first ones that ask.
+def autotuned_variants(experts: Experts, top_k: int) -> VariantTable:
+    """The table for experts of this shape and dtype, measured on the first call for it.
 
     Args:
         experts: one layer's.
         top_k: experts per token.
 
     Returns:
-        The choice; the same object for the same shapes.
+        The same object for the same shapes.
     """
     key = (experts.gate_up.shape, experts.gate_up.dtype, top_k)
     if key not in _measured:
         with torch.inference_mode():
-            _measured[key] = measure_forms(experts, top_k)
+            _measured[key] = measure_variants(experts, top_k)
     return _measured[key]
 
 
-def measure_forms(
+def measure_variants(
     experts: Experts, top_k: int, clock: Callable[[], float] = thread_clock
-) -> ExpertForms:
-    """Time the forms on given weights.
+) -> VariantTable:
+    """Time the variants on given weights.
 
     Args:
         experts: one layer's.
         top_k: experts per token.
-        clock: seconds.
+        clock: returns seconds.
 
     Returns:
-        The fastest form for each range of token counts; at most ``BUDGET_S`` is spent, not counting
-        the last trial.
+        The fastest variant for each range of token counts. At most ``BUDGET_S`` is spent, plus the
+        token count being measured when it runs out.
     """
     random = torch.Generator().manual_seed(0)
-    candidates = dict(FORMS)
+    candidates = dict(VARIANTS)
     gate_up = experts.gate_up
     if (gate_up.numel() + experts.down.numel()) / ELEMENTS_PER_S > BUDGET_S / REPEATS:
         del candidates["batched"]
@@ -107,20 +107,20 @@ def measure_forms(
         scores = torch.randn(tokens, gate_up.shape[0], generator=random)
         weights, ids = scores.softmax(-1).topk(top_k, dim=-1)
         cost = {
-            name: fastest(functools.partial(form, hidden, experts, ids, weights), clock)
-            for name, form in candidates.items()
+            name: best_time_s(functools.partial(run, hidden, experts, ids, weights), clock)
+            for name, run in candidates.items()
         }
         best[tokens] = min(cost, key=lambda name: cost[name])
-        hopeless = {name for name in cost if cost[name] > HOPELESS * cost[best[tokens]]}
-        for name in hopeless - {FOR_MANY_TOKENS}:
+        dropped = {name for name in cost if cost[name] > DROP_RATIO * cost[best[tokens]]}
+        for name in dropped - {FOR_MANY_TOKENS}:
             del candidates[name]
         if clock() > deadline:
             break
-    return _as_ranges(best)
+    return _to_table(best)
 
 
-def _as_ranges(best: dict[int, str]) -> ExpertForms:
-    """Merge equal neighbours; a range ends at the geometric mean with the next count."""
+def _to_table(best: dict[int, str]) -> VariantTable:
+    """Merge equal neighbours; a range ends at the geometric mean of two measured counts."""
     limits: list[int] = []
     names: list[str] = []
     counts = sorted(best)
@@ -132,4 +132,4 @@ def _as_ranges(best: dict[int, str]) -> ExpertForms:
     if names[-1] != FOR_MANY_TOKENS:
         limits.append(counts[-1])
         names.append(FOR_MANY_TOKENS)
-    return ExpertForms(tuple(limits), tuple(names))
+    return VariantTable(tuple(limits), tuple(names))

@@ -1,16 +1,16 @@
-"""Gated experts in torch, in three forms: one result up to rounding, three costs.
+"""Gated MoE experts in torch, in three variants: equal up to rounding, different in cost.
 
-For a token x with chosen experts e and router weights r_e, every form computes
+For a token x with chosen experts e and router weights r_e, every variant computes
 
     y = sum_e  r_e * ( silu(x G_e^T) * (x U_e^T) ) D_e^T
 
 with G_e and U_e stacked in ``gate_up[e]`` and D_e^T = ``down[e]``.
 
-| form    | products                          | reads              | cheapest for              |
+| variant | matrix products                   | weights read       | fastest for               |
 |---------|-----------------------------------|--------------------|---------------------------|
 | looped  | two per (token, expert) pair      | the chosen experts | one or two tokens         |
 | batched | two: every expert for every token | all experts        | a few tokens, few experts |
-| grouped | two per expert that was chosen    | the chosen experts | many tokens               |
+| grouped | two per chosen expert             | the chosen experts | many tokens               |
 
 Shapes throughout: ``hidden`` [tokens, dim], ``ids`` [tokens, top_k] int, ``weights``
 [tokens, top_k] float.
@@ -25,35 +25,35 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dflash_sglang.cpu.matmul.gemm import linear, remember
+from dflash_sglang.cpu.matmul.gemm import linear, register_weight
 
 
 class Experts(NamedTuple):
-    """One layer's weights, and the views that the forms multiply by."""
+    """One layer's weights, and the views that the variants multiply by."""
 
     gate_up: Tensor  # [experts, 2 * width, dim]
     down: Tensor  # [experts, width, dim]
-    all_in: Tensor  # [experts * 2 * width, dim]
-    all_out: Tensor  # [dim, experts * width]
-    each_in: tuple[Tensor, ...]  # [2 * width, dim] each
-    each_out: tuple[Tensor, ...]  # [dim, width] each
+    all_gate_up: Tensor  # [experts * 2 * width, dim]
+    all_down: Tensor  # [dim, experts * width]
+    each_gate_up: tuple[Tensor, ...]  # per expert [2 * width, dim]
+    each_down: tuple[Tensor, ...]  # per expert [dim, width]
 
     @classmethod
-    def of(cls, gate_up: Tensor, down: Tensor) -> Experts:
-        """Views of weights; values that change in place are seen, but for `products.refresh`.
+    def from_weights(cls, gate_up: Tensor, down: Tensor) -> Experts:
+        """Register views of the weights; after a change in place call `gemm.repack_weights`.
 
         Args:
             gate_up: [experts, 2 * width, dim], contiguous.
             down: [experts, width, dim], contiguous.
         """
-        all_in, all_out = gate_up.view(-1, gate_up.shape[2]), down.view(-1, down.shape[2]).t()
-        each_in, each_out = gate_up.unbind(), down.transpose(1, 2).unbind()
-        for one in (all_in, all_out, *each_in, *each_out):
-            remember(one)
-        return cls(gate_up, down, all_in, all_out, each_in, each_out)
+        all_gate_up, all_down = gate_up.view(-1, gate_up.shape[2]), down.view(-1, down.shape[2]).t()
+        each_gate_up, each_down = gate_up.unbind(), down.transpose(1, 2).unbind()
+        for weight in (all_gate_up, all_down, *each_gate_up, *each_down):
+            register_weight(weight)
+        return cls(gate_up, down, all_gate_up, all_down, each_gate_up, each_down)
 
 
-Form = Callable[[Tensor, Experts, Tensor, Tensor], Tensor]
+Variant = Callable[[Tensor, Experts, Tensor, Tensor], Tensor]
 
 
 def reference(hidden: Tensor, experts: Experts, ids: Tensor, weights: Tensor) -> Tensor:
@@ -67,12 +67,12 @@ def reference(hidden: Tensor, experts: Experts, ids: Tensor, weights: Tensor) ->
 
 
 def looped(hidden: Tensor, experts: Experts, ids: Tensor, weights: Tensor) -> Tensor:
-    """Every pair of a token and an expert by itself."""
+    """One (token, expert) pair at a time."""
     tokens, top_k = ids.shape
     chosen = ids.flatten().tolist()
     rows = hidden.unsqueeze(1).unbind()  # each [1, dim]
-    each_in, down = experts.each_in, experts.down
-    inner = torch.cat([F.linear(rows[i // top_k], each_in[e]) for i, e in enumerate(chosen)])
+    each_gate_up, down = experts.each_gate_up, experts.down
+    inner = torch.cat([F.linear(rows[i // top_k], each_gate_up[e]) for i, e in enumerate(chosen)])
     inner = _gated(inner).mul_(weights.reshape(-1, 1).to(hidden.dtype))  # [tokens * top_k, width]
     pairs = inner.unsqueeze(1).unbind()
     out = torch.empty_like(hidden)
@@ -85,13 +85,13 @@ def looped(hidden: Tensor, experts: Experts, ids: Tensor, weights: Tensor) -> Te
 
 
 def batched(hidden: Tensor, experts: Experts, ids: Tensor, weights: Tensor) -> Tensor:
-    """All experts for all tokens, as one wide gated layer whose unchosen columns have weight 0."""
+    """All experts for all tokens, as one wide gated layer; unchosen columns get weight 0."""
     tokens, (count, width, _) = hidden.shape[0], experts.down.shape
     share = hidden.new_zeros(tokens, count).scatter_(1, ids.long(), weights.to(hidden.dtype))
-    inner = linear(hidden, experts.all_in)
+    inner = linear(hidden, experts.all_gate_up)
     inner = _gated(inner.view(tokens, count, 2 * width))  # [tokens, experts, width]
     inner.mul_(share.unsqueeze(-1))
-    return linear(inner.view(tokens, count * width), experts.all_out)
+    return linear(inner.view(tokens, count * width), experts.all_down)
 
 
 def grouped(hidden: Tensor, experts: Experts, ids: Tensor, weights: Tensor) -> Tensor:
@@ -99,26 +99,26 @@ def grouped(hidden: Tensor, experts: Experts, ids: Tensor, weights: Tensor) -> T
     top_k = ids.shape[1]
     flat = ids.flatten()
     order = flat.argsort(stable=True)
-    counts = torch.bincount(flat, minlength=len(experts.each_in)).tolist()
-    token = order // top_k  # [tokens * top_k]: whose row each sorted slot is
+    counts = torch.bincount(flat, minlength=len(experts.each_gate_up)).tolist()
+    token = order // top_k  # [tokens * top_k]: token of each sorted (token, expert) pair
     rows = hidden.index_select(0, token)
-    occurring = [expert for expert, count in enumerate(counts) if count]
+    used = [expert for expert, count in enumerate(counts) if count]
     sizes = [count for count in counts if count]
     slices = torch.split_with_sizes(rows, sizes)
-    inner = [linear(part, experts.each_in[e]) for part, e in zip(slices, occurring, strict=True)]
+    inner = [linear(part, experts.each_gate_up[e]) for part, e in zip(slices, used, strict=True)]
     shares = weights.flatten().index_select(0, order).to(hidden.dtype).unsqueeze(1)
     scaled = torch.split_with_sizes(_gated(torch.cat(inner)).mul_(shares), sizes)
-    outer = [linear(part, experts.each_out[e]) for part, e in zip(scaled, occurring, strict=True)]
+    outer = [linear(part, experts.each_down[e]) for part, e in zip(scaled, used, strict=True)]
     return torch.zeros_like(hidden).index_add_(0, token, torch.cat(outer))
 
 
 def _gated(inner: Tensor) -> Tensor:
-    """silu(gate) * up, [..., 2 * width] to [..., width]; a new tensor, to be scaled in place."""
+    """silu(gate) * up: [..., 2 * width] to a new tensor [..., width]."""
     gate, up = inner.chunk(2, dim=-1)
     return F.silu(gate).mul_(up)
 
 
-FORMS: dict[str, Form] = {"looped": looped, "batched": batched, "grouped": grouped}
+VARIANTS: dict[str, Variant] = {"looped": looped, "batched": batched, "grouped": grouped}
 
 
 def route(logits: Tensor, top_k: int, renormalize: bool) -> tuple[Tensor, Tensor]:
@@ -128,7 +128,7 @@ def route(logits: Tensor, top_k: int, renormalize: bool) -> tuple[Tensor, Tensor
         logits: [tokens, experts].
         top_k: experts per token.
         renormalize: whether the chosen experts' weights are scaled to sum to 1. They are then a
-            softmax over the chosen logits alone, which spares the one over all experts.
+            softmax over the chosen logits alone, which is cheaper than one over all experts.
 
     Returns:
         ids [tokens, top_k] int64 and weights [tokens, top_k] float32, largest first.

@@ -1,14 +1,19 @@
-"""Products with weights, by whichever of torch's two libraries is faster for so many tokens.
+"""``linear``: x W^T + b by MKL or oneDNN, whichever is faster for the number of tokens.
 
 Torch multiplies float32 matrices with MKL, which uses half the vector width on processors that are
-not Intel's; oneDNN, in the same wheel, uses all of it, but takes longer to begin. Measured on one
-core of an AMD EPYC with AVX-512, microseconds for [tokens, 256] x [256, 1024], weights coming from
-the last-level cache: MKL 18 / 67 / 106 / 1314, oneDNN with the weight laid out for it
-24 / 36 / 60 / 568 at 1 / 8 / 16 / 256 tokens. Where the crossing lies, if there is one, is measured
-at start for each shape.
+not Intel's. oneDNN, in the same wheel, uses all of it but has a higher cost per call. Measured on
+one core of an AMD EPYC with AVX-512, microseconds for [tokens, 256] x [256, 1024], weights in the
+last-level cache:
 
-The operator is the one that torch's own compiler emits for a frozen linear layer; it takes weights
-in torch's layout too, then lays them out at every call.
+| tokens                 |  1 |  8 |  16 |  256 |
+|------------------------|----|----|-----|------|
+| MKL                    | 18 | 67 | 106 | 1314 |
+| oneDNN, packed weight  | 24 | 36 |  60 |  568 |
+
+The crossover, if there is one, is measured for each weight shape when a weight is registered.
+
+The oneDNN operator is the one that torch's own compiler emits for a frozen linear layer. It also
+takes weights in torch's layout, and then packs them at every call.
 """
 
 from __future__ import annotations
@@ -21,81 +26,79 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dflash_sglang.cpu.matmul.timing import fastest
+from dflash_sglang.cpu.matmul.autotune import NEVER, crossover_tokens
 
-# Token counts tried, widest first: the narrowest at which oneDNN still wins is where it begins.
-TOKEN_COUNTS = (64, 32, 16, 8, 4, 2)
-NEVER = 1 << 62
-GAIN = 0.95  # oneDNN wins where it takes less than this share of MKL's time
-# Copies of weights in oneDNN's layout, in bytes: without one a product of 16 tokens gains half as
-# much, and one of 256 nearly the same.
-MAX_COPIES = 1 << 30
+# Bytes of weights that are kept a second time, packed for oneDNN. Without a packed weight a product
+# of 16 tokens gains half as much, and one of 256 nearly the same.
+MAX_PACKED_BYTES = 1 << 30
 
 
-class Weight(NamedTuple):
-    """What is known of one weight."""
+class RegisteredWeight(NamedTuple):
+    """How to multiply by one weight."""
 
     ref: weakref.ref[Tensor]
-    copy: Tensor | None  # in oneDNN's layout
-    begin: int  # tokens from which on oneDNN is faster
+    packed: Tensor | None  # in oneDNN's layout
+    crossover: int  # tokens from which on oneDNN is faster
 
 
-class Weights(dict[int, Weight]):
-    """By the weight's id, as long as it lives."""
+class WeightRegistry(dict[int, RegisteredWeight]):
+    """Registered weights by ``id``; an entry is removed when its weight is freed."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.copied = 0  # bytes
-        self.begins: dict[tuple[object, ...], int] = {}  # measured, by shape
+        self.packed_bytes = 0
+        self.crossovers: dict[tuple[object, ...], int] = {}  # measured, by shape
 
-    def add(self, weight: Tensor, copy: Tensor | None, begin: int) -> Weight:
-        """Know a weight."""
-        key, size = id(weight), 0 if copy is None else weight.nbytes
-        self.copied += size
-        self[key] = Weight(weakref.ref(weight, lambda _: self._drop(key, size)), copy, begin)
+    def add(self, weight: Tensor, packed: Tensor | None, crossover: int) -> RegisteredWeight:
+        """Add a weight and count the bytes of its packed copy."""
+        key, size = id(weight), 0 if packed is None else weight.nbytes
+        self.packed_bytes += size
+        ref = weakref.ref(weight, lambda _: self._remove(key, size))
+        self[key] = RegisteredWeight(ref, packed, crossover)
         return self[key]
 
-    def _drop(self, key: int, size: int) -> None:
+    def _remove(self, key: int, size: int) -> None:
         del self[key]
-        self.copied -= size
+        self.packed_bytes -= size
 
 
-_weights = Weights()
+_registry = WeightRegistry()
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """``x W^T + b``, up to rounding `torch.nn.functional.linear`.
+    """``x W^T + b``; equal to `torch.nn.functional.linear` up to rounding.
 
     Args:
         x: [..., in].
-        weight: [out, in], of any strides. It is remembered: after a change in place call `refresh`.
+        weight: [out, in], of any strides. Registered on first use; call `repack_weights` after a
+            change in place.
         bias: [out].
 
     Returns:
         [..., out], contiguous.
     """
-    known = _weights.get(id(weight)) or remember(weight)
+    entry = _registry.get(id(weight)) or register_weight(weight)
     tokens = x.numel() // x.shape[-1] if x.ndim != 2 else x.shape[0]
-    if tokens < known.begin:
+    if tokens < entry.crossover:
         return F.linear(x, weight, bias)
-    stored = weight if known.copy is None else known.copy
-    rows = rounded(tokens)
+    packed = weight if entry.packed is None else entry.packed
+    rows = padded_rows(tokens)
     if rows == tokens:
-        return _onednn(x, stored, bias)
+        return _onednn_linear(x, packed, bias)
     padded = x.new_empty(rows, x.shape[-1])
     padded[:tokens] = x.reshape(tokens, -1)
-    return _onednn(padded, stored, bias)[:tokens].view(*x.shape[:-1], -1)
+    return _onednn_linear(padded, packed, bias)[:tokens].view(*x.shape[:-1], -1)
 
 
-def _onednn(x: Tensor, stored: Tensor, bias: Tensor | None) -> Tensor:
-    return torch.ops.mkldnn._linear_pointwise.default(x, stored, bias, "none", [], "")
+def _onednn_linear(x: Tensor, packed: Tensor, bias: Tensor | None = None) -> Tensor:
+    return torch.ops.mkldnn._linear_pointwise.default(x, packed, bias, "none", [], "")
 
 
-def rounded(tokens: int) -> int:
-    """Rows that a product of so many tokens is given.
+def padded_rows(tokens: int) -> int:
+    """Number of rows to which oneDNN's input is padded.
 
-    oneDNN generates code for every number of rows, a third of a millisecond each, and keeps what it
-    generated last: a server would otherwise meet every length a prompt can have.
+    oneDNN generates code for every number of rows, a third of a millisecond each, and keeps only
+    the most recent. Without padding a server would generate code for every prompt length.
 
     Args:
         tokens: at least 1.
@@ -106,32 +109,33 @@ def rounded(tokens: int) -> int:
     return -(-tokens // step) * step
 
 
-def remember(weight: Tensor) -> Weight:
-    """Measure where oneDNN begins to win for a new weight, and lay it out for it.
+def register_weight(weight: Tensor) -> RegisteredWeight:
+    """Measure a weight's crossover and pack it for oneDNN.
 
     Args:
-        weight: [out, in]; copied into oneDNN's layout unless copies take too much already.
+        weight: [out, in]; packed into a second copy up to ``MAX_PACKED_BYTES`` for all weights.
 
     Returns:
-        What `linear` goes by; the same measurement for equal shapes and strides.
+        The entry that `linear` uses; weights of equal shape and strides share one measurement.
     """
-    known = _weights.get(id(weight))
-    if known is not None:
-        return known
-    if not _served(weight):
-        return _weights.add(weight, None, NEVER)
-    copy = _weights.copied + weight.nbytes <= MAX_COPIES
-    shape = (weight.shape, weight.stride(), copy, torch.get_num_threads())
+    entry = _registry.get(id(weight))
+    if entry is not None:
+        return entry
+    if not _onednn_supports(weight):
+        return _registry.add(weight, None, NEVER)
+    pack = _registry.packed_bytes + weight.nbytes <= MAX_PACKED_BYTES
+    shape = (weight.shape, weight.stride(), pack, torch.get_num_threads())
     with torch.inference_mode():
-        if shape not in _weights.begins:
-            stored = _lay_out(weight) if copy else weight
-            _weights.begins[shape] = measure_begin(weight, stored)
-        begin = _weights.begins[shape]
-        laid_out = _lay_out(weight) if copy and begin != NEVER else None
-    return _weights.add(weight, laid_out, begin)
+        if shape not in _registry.crossovers:
+            _registry.crossovers[shape] = measure_crossover(
+                weight, _pack(weight) if pack else weight
+            )
+        crossover = _registry.crossovers[shape]
+        packed = _pack(weight) if pack and crossover != NEVER else None
+    return _registry.add(weight, packed, crossover)
 
 
-def _served(weight: Tensor) -> bool:
+def _onednn_supports(weight: Tensor) -> bool:
     return (
         weight.dtype == torch.float32
         and weight.device.type == "cpu"
@@ -140,34 +144,31 @@ def _served(weight: Tensor) -> bool:
     )
 
 
-def _lay_out(weight: Tensor) -> Tensor:
+def _pack(weight: Tensor) -> Tensor:
     return torch.ops.mkldnn._reorder_linear_weight(weight.detach())
 
 
-def measure_begin(weight: Tensor, stored: Tensor) -> int:
-    """The token count from which on oneDNN is faster.
+def measure_crossover(weight: Tensor, packed: Tensor) -> int:
+    """The token count from which on oneDNN is faster than MKL for a weight.
 
     Args:
         weight: [out, in] float32.
-        stored: what oneDNN reads in its place.
+        packed: the weight as oneDNN reads it, packed or not.
 
     Returns:
-        One of `TOKEN_COUNTS`, or `NEVER`.
+        As `autotune.crossover_tokens`.
     """
-    begin = NEVER
-    for tokens in TOKEN_COUNTS:
-        x = torch.ones(tokens, weight.shape[1])
-        limit = GAIN * fastest(functools.partial(F.linear, x, weight))
-        if fastest(functools.partial(_onednn, x, stored, None)) > limit:
-            break
-        begin = tokens
-    return begin
+    return crossover_tokens(
+        functools.partial(F.linear, weight=weight),
+        functools.partial(_onednn_linear, packed=packed),
+        weight.shape[1],
+    )
 
 
 @torch.inference_mode()
-def refresh() -> None:
-    """Copy the weights again that were copied: some have changed in place."""
-    for key, known in list(_weights.items()):
-        weight = known.ref()
-        if weight is not None and known.copy is not None:
-            _weights[key] = known._replace(copy=_lay_out(weight))
+def repack_weights() -> None:
+    """Pack again every packed weight that is still alive, after an update in place."""
+    for key, entry in list(_registry.items()):
+        weight = entry.ref()
+        if weight is not None and entry.packed is not None:
+            _registry[key] = entry._replace(packed=_pack(weight))

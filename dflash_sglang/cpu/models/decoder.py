@@ -1,9 +1,9 @@
 """A fused decoder stack, for Qwen3-MoE verifiers and DFlash drafters.
 
-SGLang's own forward of these models is written for devices where a call costs nothing. On a CPU, a
-step of a small model through it is nine tenths Python. This one is the same computation for one
-rank without expert placement; it reads the modules SGLang built and loaded, so weight updates and
-quantisation-free checkpoints work as before.
+SGLang's forward of these models is written for devices on which call overhead is hidden. On a CPU,
+nine tenths of a small model's step through it is Python. This forward computes the same for one
+rank without expert placement. It reads the modules that SGLang built and loaded, so weight updates
+work as before.
 
     x = embedding
     for each layer:   x += attention(norm(x));   x += mlp(norm(x))
@@ -21,7 +21,7 @@ from sglang.srt.layers.logits_processor import LogitsProcessorOutput
 from sglang.srt.model_executor.forward_context import get_attn_backend
 from torch import Tensor, nn
 
-from dflash_sglang.cpu.matmul.expert_autotune import ExpertForms, experts_of
+from dflash_sglang.cpu.matmul.expert_autotune import VariantTable, expert_weights
 from dflash_sglang.cpu.matmul.experts import route
 from dflash_sglang.cpu.matmul.gemm import linear
 from dflash_sglang.cpu.models.layers import (
@@ -53,9 +53,10 @@ def run_layers(
         model: has ``layers`` and ``norm``.
         hidden: [tokens, dim], the embeddings; not modified.
         positions: [tokens] int64.
-        batch: names the slots to write; the attention backend has planned the rest.
-        mlp: second half of a layer, given its module and the normed input.
-        taps: layers whose input is wanted, SGLang's ``layers_to_capture``.
+        batch: its KV slots to write are read by the attention backend, which has planned the
+            batch.
+        mlp: second half of a layer; takes its module and the normed input.
+        taps: layers whose input is returned, SGLang's ``layers_to_capture``.
 
     Returns:
         The normed output [tokens, dim] and the tapped inputs, each [tokens, dim].
@@ -65,7 +66,7 @@ def run_layers(
     tapped = AuxHiddenStateList()
     for index, layer in enumerate(model.layers):
         if index in taps:
-            tapped.append(hidden)  # never written to again: every addition below makes a new tensor
+            tapped.append(hidden)  # not modified later: every addition below makes a new tensor
         normed = _norm(layer.input_layernorm, hidden)
         hidden = hidden + _attention(layer.self_attn, normed, rotary, backend, batch)
         hidden = hidden + mlp(layer.mlp, _norm(layer.post_attention_layernorm, hidden))
@@ -79,7 +80,7 @@ def _norm(norm: Any, x: Tensor) -> Tensor:
 def _attention(
     block: Any, hidden: Tensor, rotary: RotaryTables, backend: Any, batch: ForwardBatch
 ) -> Tensor:
-    """Queries and keys lie side by side in the projection: one norm and one rotation serve both."""
+    """Norm and rotate queries and keys together, which are adjacent in the projection."""
     qkv = linear(hidden, block.qkv_proj.weight, block.qkv_proj.bias)
     qkv = qkv.view(hidden.shape[0], -1, block.head_dim)  # [tokens, heads + 2 * kv_heads, dim]
     heads = (block.num_heads, block.num_kv_heads)
@@ -94,15 +95,23 @@ def _attention(
 
 
 def dense_mlp(mlp: Any, hidden: Tensor) -> Tensor:
-    """The drafter's MLP."""
+    """The drafter's MLP.
+
+    Args:
+        mlp: has ``gate_up_proj`` and ``down_proj``.
+        hidden: [tokens, dim].
+
+    Returns:
+        [tokens, dim].
+    """
     return gated_mlp(hidden, mlp.gate_up_proj.weight, mlp.down_proj.weight)
 
 
-def expert_mlp(forms: ExpertForms) -> Mlp:
+def expert_mlp(variants: VariantTable) -> Mlp:
     """The verifier's MLP: router and experts.
 
     Args:
-        forms: which form of the experts to run.
+        variants: the variant of the experts to run by token count.
 
     Returns:
         A function of the sparse block and its normed input.
@@ -111,7 +120,8 @@ def expert_mlp(forms: ExpertForms) -> Mlp:
     def run(mlp: Any, hidden: Tensor) -> Tensor:
         config = mlp.topk.topk_config
         ids, weights = route(linear(hidden, mlp.gate.weight), config.top_k, config.renormalize)
-        return forms.form(hidden.shape[0])(hidden, experts_of(mlp.experts), ids, weights)
+        run_experts = variants.select(hidden.shape[0])
+        return run_experts(hidden, expert_weights(mlp.experts), ids, weights)
 
     return run
 

@@ -1,8 +1,7 @@
-"""The small ops between the products of a decoder layer, in as few torch calls as they take.
+"""Norms, rotary embedding and gated MLP of a decoder layer, in as few torch calls as possible.
 
-On a CPU a small model spends most of a step on the calls themselves, so each function here is
-counted in calls. Values agree with the textbook formulas up to rounding; tests compare them in
-float64.
+On a CPU a small model spends most of a step in call overhead. Values equal the textbook formulas up
+to rounding; tests compare them in float64.
 """
 
 from __future__ import annotations
@@ -18,17 +17,17 @@ from dflash_sglang.cpu.matmul.gemm import linear
 
 
 class RotaryTables(NamedTuple):
-    """Rotation of a batch's positions, shared by all layers of a forward."""
+    """Rotary tables of a batch, shared by all layers of a forward."""
 
     cos: Tensor  # [tokens, 1, dim]
-    sin: Tensor  # [tokens, 1, dim], negated in the first half
+    sin: Tensor  # [tokens, 1, dim], the first half negated
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """``x / sqrt(mean(x^2) + eps) * weight`` over the last axis.
 
     Args:
-        x: [..., dim], float32 or lower; the statistics are taken in float32.
+        x: [..., dim], float32 or lower; statistics are computed in float32.
         weight: [dim].
         eps: added to the mean square.
 
@@ -54,7 +53,7 @@ def unit_norm(x: Tensor, eps: float) -> Tensor:
 
 
 def _root_mean_square(x: Tensor, eps: float) -> Tensor:
-    """[..., 1] float32, from ``vector_norm``: a mean costs twice as much as all else in a norm."""
+    """[..., 1] float32; by ``vector_norm``, because a mean costs twice the rest of the norm."""
     norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)
     return torch.addcmul(_constant(eps), norm, norm, value=1 / x.shape[-1]).sqrt_()
 
@@ -65,15 +64,14 @@ def _constant(value: float) -> Tensor:
 
 
 def rotary_tables(cos_sin: Tensor, positions: Tensor) -> RotaryTables:
-    """Look up the rotation of every token.
+    """Look up the cosines and sines of every token.
 
     Args:
-        cos_sin: [max_positions, dim], the cosines of the dim / 2 frequencies, then their sines.
+        cos_sin: [max_positions, dim], cosines of the dim / 2 frequencies, then their sines.
         positions: [tokens] int.
 
     Returns:
-        Tables over the full head dimension, for rotating the first half against the second (NeoX
-        style).
+        Tables over the full head dimension, for NeoX-style rotation.
     """
     cos, sin = cos_sin.index_select(0, positions).unsqueeze(1).chunk(2, dim=-1)
     return RotaryTables(torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1))
@@ -84,12 +82,12 @@ def rotate(x: Tensor, tables: RotaryTables) -> Tensor:
 
     Args:
         x: [tokens, heads, dim].
-        tables: of the tokens' positions.
+        tables: from ``rotary_tables``.
 
     Returns:
         A new tensor of x's shape and dtype.
     """
-    swapped = torch.roll(x, x.shape[-1] // 2, dims=-1)  # the two halves change places
+    swapped = torch.roll(x, x.shape[-1] // 2, dims=-1)  # swap the two halves
     return torch.addcmul(x * tables.cos, swapped, tables.sin)
 
 

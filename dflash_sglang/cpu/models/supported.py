@@ -1,4 +1,4 @@
-"""Whether one of SGLang's modules computes exactly the formula that our torch form computes."""
+"""Whether one of SGLang's modules computes the formula that ``layers`` or ``matmul`` computes."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from sglang.srt.layers.quantization.unquant import (
 )
 from sglang.srt.layers.rotary_embedding import RotaryEmbedding
 
-from dflash_sglang.cpu.matmul.linear import CpuLinearMethod
+from dflash_sglang.cpu.matmul.linear_methods import CpuLinearMethod
 
 
-def is_plain_linear(linear: Any) -> bool:
-    """``x W^T + b`` on stored weights."""
+def is_supported_linear(linear: Any) -> bool:
+    """``x W^T + b`` with unquantised weights."""
     return type(linear.quant_method) in (UnquantizedLinearMethod, CpuLinearMethod)
 
 
-def is_plain_norm(norm: Any) -> bool:
-    """``x / rms(x) * weight`` over the whole last axis, result in x's dtype."""
+def is_supported_norm(norm: Any) -> bool:
+    """``x / rms(x) * weight`` over the whole last axis, in x's dtype."""
     return (
         type(norm) is RMSNorm
         and norm.has_weight
@@ -31,8 +31,8 @@ def is_plain_norm(norm: Any) -> bool:
     )
 
 
-def is_plain_rotary(rotary: Any) -> bool:
-    """The first half of the whole head rotated against the second, by tabulated angles."""
+def is_supported_rotary(rotary: Any) -> bool:
+    """NeoX-style rotation of the whole head, by a table of angles."""
     return (
         type(rotary) is RotaryEmbedding
         and rotary.is_neox_style
@@ -40,8 +40,8 @@ def is_plain_rotary(rotary: Any) -> bool:
     )
 
 
-def is_plain_experts(experts: Any) -> bool:
-    """Unquantised experts gated by SiLU, all on this rank, scaled by the router's weights."""
+def is_supported_experts(experts: Any) -> bool:
+    """Unquantised experts gated by SiLU, all on this rank, outputs scaled by router weights."""
     run = experts.moe_runner_config
     return (
         type(experts.quant_method) is UnquantizedFusedMoEMethod
@@ -57,8 +57,8 @@ def is_plain_experts(experts: Any) -> bool:
     )
 
 
-def is_plain_router(topk: Any) -> bool:
-    """The largest of a softmax over the experts, perhaps renormalised."""
+def is_supported_router(topk: Any) -> bool:
+    """The top k of a softmax over the experts, with or without renormalisation."""
     config = topk.topk_config
     return (
         config.scoring_func == "softmax"

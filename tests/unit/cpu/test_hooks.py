@@ -1,7 +1,8 @@
-"""The hooks: in place, proven to be, and refused when SGLang did not apply them."""
+"""Hooks are applied, and a hook that SGLang did not apply is refused."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import SimpleNamespace
 
 import pytest
@@ -14,44 +15,43 @@ from dflash_sglang.cpu.hooks import HOOKS, Hook, apply_hooks, keep_embedding_dty
 from dflash_sglang.errors import PlatformError
 from dflash_sglang.preflight.sglang_names import CPU_NAMES
 
-TARGET = "tests.unit.cpu.hook_target.Target.method"
+TARGET = f"{__name__}.Target.method"
 
 
-def replacement(value: int) -> int:
+class Target:
+    def method(self, value: int) -> int:
+        return value
+
+
+def negated(_: Target, value: int) -> int:
     return -value
 
 
 @pytest.fixture(autouse=True)
 def registry(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Hooks of a test end with it."""
-    from tests.unit.cpu import hook_target
-
+    """A registry of the test's own."""
     monkeypatch.setattr(HookRegistry, "_hooks", type(HookRegistry._hooks)(list))
     monkeypatch.setattr(HookRegistry, "_patched", set())
-    monkeypatch.setattr(hook_target.Target, "method", hook_target.Target.method)
+    monkeypatch.setattr(Target, "method", Target.method)
 
 
 def test_a_hook_is_applied() -> None:
-    from tests.unit.cpu.hook_target import Target
-
-    apply_hooks((Hook(TARGET, lambda _, value: -value, HookType.REPLACE, "test"),))
+    apply_hooks((Hook(TARGET, negated, HookType.REPLACE, "test"),))
     assert Target().method(3) == -3
 
 
 def test_a_hook_that_sglang_only_logs_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(HookRegistry, "apply_hooks", lambda: None)
     with pytest.raises(PlatformError, match=r"Target\.method"):
-        apply_hooks((Hook(TARGET, replacement, HookType.REPLACE, "test"),))
+        apply_hooks((Hook(TARGET, negated, HookType.REPLACE, "test"),))
 
 
 def test_another_plugins_hook_on_the_same_target_is_no_failure() -> None:
-    from tests.unit.cpu.hook_target import Target
-
-    def around(original: object, target: Target, value: int) -> int:
-        return 10 * original(target, value)  # type: ignore[operator]
+    def around(original: Callable[[Target, int], int], target: Target, value: int) -> int:
+        return 10 * original(target, value)
 
     HookRegistry.register(TARGET, around, HookType.AROUND)
-    apply_hooks((Hook(TARGET, lambda _, value: -value, HookType.REPLACE, "test"),))
+    apply_hooks((Hook(TARGET, negated, HookType.REPLACE, "test"),))
     assert Target().method(3) == -30
 
 
@@ -76,7 +76,7 @@ def test_no_embeddings_no_change() -> None:
 
 
 def test_the_target_resolves_to_the_attribute_not_a_module() -> None:
-    assert hooks._colon(TARGET) == "tests.unit.cpu.hook_target:Target.method"
+    assert hooks._colon(TARGET) == f"{__name__}:Target.method"
     assert hooks._colon("a.b.function") == "a.b:function"
 
 

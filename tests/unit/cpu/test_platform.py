@@ -8,16 +8,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 from sglang.srt.configs.qwen3_5 import Qwen3_5MoeTextConfig
-from sglang.srt.layers.linear import ReplicatedLinear
-from sglang.srt.layers.quantization.unquant import UnquantizedLinearMethod
 from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
 from sglang.srt.platforms.interface import SRTPlatform
 from sglang.srt.utils.hf_transformers import config as hf_config
 
-from dflash_sglang.cpu import BACKEND, PLATFORM_CLASS
-from dflash_sglang.cpu.gated_delta.defaults import CONV_DTYPE
-from dflash_sglang.cpu.models.fusion import lay_out_weights
+from dflash_sglang.cpu.activation import BACKEND, PLATFORM_CLASS
 from dflash_sglang.cpu.platform import CpuPlatform
+from dflash_sglang.cpu.server_args import CONV_DTYPE
 
 
 @pytest.fixture
@@ -135,16 +132,3 @@ def test_other_models_keep_sglangs_defaults(platform: CpuPlatform) -> None:
     server_args = arguments()
     platform.apply_server_args_defaults(server_args)
     assert server_args.max_running_requests is server_args.max_mamba_cache_size is None
-
-
-def test_weights_are_stored_transposed_and_stay_loadable() -> None:
-    linear = ReplicatedLinear(6, 10, bias=False)
-    assert type(linear.quant_method) is UnquantizedLinearMethod
-    values = torch.randn(10, 6)
-    linear.weight.data.copy_(values)
-    lay_out_weights(linear)
-    assert torch.equal(linear.weight, values)
-    assert linear.weight.t().is_contiguous()
-    linear.weight.data.copy_(2 * values)  # an update of the weights of a running server
-    assert torch.equal(linear.weight, 2 * values)
-    assert linear.weight.t().is_contiguous()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -33,7 +34,7 @@ def test_garbage_is_refused(given: str) -> None:
 
 
 def test_hyper_threads_count_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(threads.os, "sched_getaffinity", lambda _: {0, 1, 2, 3}, raising=False)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2, 3}, raising=False)
     monkeypatch.setattr(threads, "_siblings", lambda cpu: f"{cpu % 2},{cpu % 2 + 2}")
     monkeypatch.setattr(threads, "_quota", lambda _: 64)
     assert physical_cores() == 2
@@ -48,7 +49,7 @@ def test_container_quota(
     file = tmp_path / "cpu.max"
     file.write_text(content)
     read = threads._quota
-    monkeypatch.setattr(threads.os, "sched_getaffinity", lambda _: {0, 1, 2, 3}, raising=False)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2, 3}, raising=False)
     monkeypatch.setattr(threads, "_siblings", str)
     monkeypatch.setattr(threads, "_quota", lambda _: read(file))
     assert physical_cores() == cores

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -11,7 +13,7 @@ from tests.unit.cpu.attention.batches import Batch, attend_by_definition, make_b
 
 SCALE = 0.25
 # float32 sums over at most a few hundred terms of size one against float64
-TOLERANCE = {"atol": 2e-5, "rtol": 1e-4}
+TOLERANCE: dict[str, Any] = {"atol": 2e-5, "rtol": 1e-4}
 
 MODES = {
     "decode": ([1, 1, 1], [5, 9, 2], True),
@@ -97,7 +99,7 @@ def test_even_contexts_are_one_call() -> None:
 def test_a_request_does_not_depend_on_its_neighbours(causal: bool) -> None:
     """Float32 rounding apart: padding and grouping only add weights that are exactly zero."""
     batch = make_batch([4] * 6, [4, 30, 11, 64, 5, 17])
-    together = attend(planned(batch), batch.query, batch.kv, SCALE, causal).split(4)
+    together = torch.split(attend(planned(batch), batch.query, batch.kv, SCALE, causal), 4)
     for i, kv_len in enumerate(batch.kv_lens):
         alone = batch._replace(
             rows=batch.rows[i : i + 1],

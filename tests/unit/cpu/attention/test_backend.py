@@ -10,7 +10,7 @@ from sglang.srt.layers.radix_attention import AttentionType, RadixAttention
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
 from torch import Tensor, nn
 
-from dflash_sglang.cpu.attention.backend import CpuAttentionBackend, refuse_unserved_attention
+from dflash_sglang.cpu.attention.backend import CpuAttentionBackend, refuse_unsupported_attention
 from dflash_sglang.cpu.attention.kv_pool import CpuKVPool
 from dflash_sglang.cpu.builtin_worker import StreamlessTensor
 from dflash_sglang.errors import PlatformError
@@ -20,19 +20,24 @@ HEADS, KV_HEADS, DIM, WIDTH = 4, 2, 16, 3
 LAYERS = 2
 
 
-@pytest.fixture
-def pool() -> CpuKVPool:
+def make_pool(v_head_dim: int = DIM) -> CpuKVPool:
     return CpuKVPool(
         size=200,
         page_size=1,
         dtype=torch.float32,
         head_num=KV_HEADS,
         head_dim=DIM,
+        v_head_dim=v_head_dim,
         layer_num=LAYERS,
         device="cpu",
         enable_memory_saver=False,
         enable_kv_cache_copy=True,
     )
+
+
+@pytest.fixture
+def pool() -> CpuKVPool:
+    return make_pool()
 
 
 def layer(
@@ -69,7 +74,8 @@ def served(pool: CpuKVPool, batch: Batch, mode: ForwardMode, attention: RadixAtt
     )
     backend.init_forward_metadata(forward_batch)
     key, value = batch.kv[:, new]
-    return backend.forward(batch.query.flatten(1), key, value, attention, forward_batch)
+    out: Tensor = backend.forward(batch.query.flatten(1), key, value, attention, forward_batch)
+    return out
 
 
 @pytest.mark.parametrize("window_left", [-1, 4])
@@ -125,6 +131,11 @@ def test_pool_buffers_are_views_of_the_pair(pool: CpuKVPool) -> None:
     assert torch.equal(pool.kv_pair(1)[:, 7], pool.kv_pair(1)[:, 2])
 
 
+def test_value_heads_of_another_width_are_refused() -> None:
+    with pytest.raises(PlatformError, match="one shape"):
+        make_pool(v_head_dim=DIM // 2)
+
+
 def test_another_pool_is_refused() -> None:
     with pytest.raises(PlatformError, match="disable-hybrid-swa-memory"):
         CpuAttentionBackend(SimpleNamespace(token_to_kv_pool=object(), req_to_token_pool=None))
@@ -148,10 +159,10 @@ def test_what_attention_would_ignore_is_refused(pool: CpuKVPool) -> None:
 def test_models_whose_attention_differs_are_refused_when_loaded(
     changes: dict[str, float], reason: str
 ) -> None:
-    refuse_unserved_attention(nn.ModuleList([layer()]))
+    refuse_unsupported_attention(nn.ModuleList([layer()]))
     other = RadixAttention(HEADS, DIM, 0.25, KV_HEADS, 0, **changes)
     with pytest.raises(PlatformError, match=reason):
-        refuse_unserved_attention(nn.ModuleList([layer(), other]))
+        refuse_unsupported_attention(nn.ModuleList([layer(), other]))
 
 
 def test_lengths_may_be_recorded_on_a_stream() -> None:

@@ -73,7 +73,9 @@ def prefill(
     starts = torch.tensor([0, *lengths]).cumsum(0)
     decay, beta = rule_kernels.fused_gdn_gating(layer.a_log, tokens.a, tokens.b, layer.dt_bias)
     output, _, chunks = rule_kernels.chunk_gated_delta_rule(
-        *(part.unsqueeze(0) for part in tokens[:3]),
+        tokens.query.unsqueeze(0),
+        tokens.key.unsqueeze(0),
+        tokens.value.unsqueeze(0),
         decay,
         beta,
         initial_state=states,
@@ -100,6 +102,41 @@ def decode(layer: Layer, tokens: Tokens, states: Tensor, slots: Tensor) -> Tenso
         use_qk_l2norm_in_kernel=True,
     )
     return out[:, 0]
+
+
+def verify_with_snapshots(
+    layer: Layer, tokens: Tokens, states: Tensor, slots: Tensor, snapshots: Tensor, rows: Tensor
+) -> Tensor:
+    """Outputs [requests * width, HEADS, V] of one block per request.
+
+    Args:
+        layer: the weights.
+        tokens: equal blocks of the requests.
+        states: the pool; not modified.
+        slots: [requests].
+        snapshots: [ROWS, BLOCK, HEADS, V, K], written.
+        rows: [requests or more], rows of ``snapshots``.
+    """
+    width = len(tokens.value) // len(slots)
+    output = rule_kernels.fused_sigmoid_gating_delta_rule_update(
+        A_log=layer.a_log,
+        a=tokens.a,
+        dt_bias=layer.dt_bias,
+        softplus_beta=1.0,
+        softplus_threshold=20.0,
+        q=tokens.query.unsqueeze(0),
+        k=tokens.key.unsqueeze(0),
+        v=tokens.value.unsqueeze(0),
+        b=tokens.b,
+        initial_state_source=states,
+        initial_state_indices=slots,
+        use_qk_l2norm_in_kernel=True,
+        cu_seqlens=torch.arange(0, len(tokens.value) + 1, width),
+        disable_state_update=True,
+        intermediate_states_buffer=snapshots,
+        intermediate_state_indices=rows,
+    )
+    return output[0]
 
 
 def transformers_rule(

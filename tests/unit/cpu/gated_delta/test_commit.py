@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 import torch
 from torch import Tensor
 
-from dflash_sglang.cpu.gated_delta import conv_kernels, replay, rule_kernels, states
+from dflash_sglang.cpu.gated_delta import conv_kernels, replay, state_copy
 from tests.unit.cpu.gated_delta import cases
 from tests.unit.cpu.gated_delta.cases import HEADS, KEY_HEADS, SLOTS, WIDTH, K, V
 
 LAYERS, BLOCK, ROWS, CHANNELS = 2, 16, 20, 6
-CLOSE = {"atol": 1e-11, "rtol": 1e-9}  # orders of rounding in float64
+CLOSE: dict[str, Any] = {"atol": 1e-11, "rtol": 1e-9}  # orders of rounding in float64
 
 
 class Pools(NamedTuple):
@@ -27,11 +27,6 @@ class Pools(NamedTuple):
     record: dict[str, Tensor]
 
 
-@pytest.fixture
-def random() -> torch.Generator:
-    return torch.Generator().manual_seed(1)
-
-
 def make_pools(random: torch.Generator) -> Pools:
     past = WIDTH - 1
     inputs = torch.full((LAYERS, ROWS, CHANNELS, BLOCK + past - 1), torch.nan, dtype=cases.DTYPE)
@@ -39,7 +34,7 @@ def make_pools(random: torch.Generator) -> Pools:
     windows = inputs.as_strided(
         (LAYERS, ROWS, BLOCK, CHANNELS, past), (layer, row, column, channel, column)
     )
-    nan = {"fill_value": torch.nan, "dtype": cases.DTYPE}
+    nan: dict[str, Any] = {"fill_value": torch.nan, "dtype": cases.DTYPE}
     return Pools(
         torch.stack([cases.random_states(random) for _ in range(LAYERS)]),
         [torch.randn(LAYERS, SLOTS, CHANNELS, past, generator=random, dtype=cases.DTYPE)],
@@ -75,22 +70,14 @@ def verify(random: torch.Generator, requests: int, width: int, snapshots: bool) 
         layer, tokens = cases.random_layer(random), cases.random_tokens(flat.numel(), random)
         outputs = torch.empty(flat.numel(), HEADS, V, dtype=cases.DTYPE)
         if snapshots:
-            outputs = rule_kernels.fused_sigmoid_gating_delta_rule_update(
-                layer.a_log,
-                tokens.a,
-                layer.dt_bias,
-                1.0,
-                20.0,
-                *(part.unsqueeze(0) for part in tokens[:3]),
-                tokens.b,
+            outputs = cases.verify_with_snapshots(
+                layer,
+                tokens,
                 pools.temporal[number],
                 slots,
-                use_qk_l2norm_in_kernel=True,
-                cu_seqlens=starts,
-                disable_state_update=True,
-                intermediate_states_buffer=pools.intermediate_ssm[number],
-                intermediate_state_indices=torch.arange(ROWS),
-            )[0]
+                pools.intermediate_ssm[number],
+                torch.arange(ROWS),
+            )
         else:
             replay.gdn_replayssm_spec_decode(
                 q=tokens.query,
@@ -101,7 +88,9 @@ def verify(random: torch.Generator, requests: int, width: int, snapshots: bool) 
                 A_log=layer.a_log,
                 dt_bias=layer.dt_bias,
                 checkpoint_state=pools.temporal[number],
-                **{name: cache[number] for name, cache in pools.record.items()},
+                d_cache=pools.record["d_cache"][number],
+                k_cache=pools.record["k_cache"][number],
+                g_cache=pools.record["g_cache"][number],
                 out=outputs,
                 query_start_loc=starts,
                 ssm_state_indices=slots,
@@ -142,7 +131,7 @@ def commit(
     """As the worker does: ``lengths`` committed tokens, states of ``steps`` copied to ``to``."""
     pools = done.pools
     if snapshots:
-        states.scatter_mamba_states_after_mtp_verify(pools, done.slots, lengths - 1, to, steps)
+        state_copy.scatter_mamba_states_after_mtp_verify(pools, done.slots, lengths - 1, to, steps)
         return
     replay.commit_gdn_replayssm_circular(
         checkpoint_state=pools.temporal,
@@ -154,9 +143,9 @@ def commit(
         mamba_steps_to_track=steps,
     )
     windows = pools.intermediate_conv_window[0]
-    states.fused_conv_window_scatter_with_mask(pools.conv[0], windows, done.slots, lengths - 1)
+    state_copy.fused_conv_window_scatter_with_mask(pools.conv[0], windows, done.slots, lengths - 1)
     if to is not None and steps is not None:
-        states.fused_conv_window_scatter_with_mask(pools.conv[0], windows, to, steps)
+        state_copy.fused_conv_window_scatter_with_mask(pools.conv[0], windows, to, steps)
 
 
 def assert_committed(done: Verified, slots: Tensor, lengths: Tensor) -> None:
@@ -213,7 +202,7 @@ def test_the_state_at_a_tracking_boundary_is_kept_aside(
 def test_plain_decoding_copies_states_at_a_boundary(random: torch.Generator) -> None:
     pools = make_pools(random)
     before = pools.temporal.clone(), pools.conv[0].clone()
-    states.track_mamba_states_all_layers(
+    state_copy.track_mamba_states_all_layers(
         pools.conv[0],
         pools.temporal,
         torch.tensor([3, 5, 7, 2]),
@@ -225,7 +214,7 @@ def test_plain_decoding_copies_states_at_a_boundary(random: torch.Generator) -> 
         assert torch.equal(pool[:, [10, 12]], old[:, [3, 7]])
         assert torch.equal(pool[:, [11, SLOTS - 1]], old[:, [11, SLOTS - 1]])
     one = SimpleNamespace(conv=before[1][1].clone(), ssm=before[0][1].clone())
-    states.track_mamba_states_if_needed(
+    state_copy.track_mamba_states_if_needed(
         one.conv, one.ssm, torch.tensor([3]), torch.tensor([True]), torch.tensor([10]), 1
     )
     assert torch.equal(one.ssm[10], before[0][1, 3])

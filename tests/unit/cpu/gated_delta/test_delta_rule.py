@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
-from dflash_sglang.cpu.gated_delta import rule_kernels
 from dflash_sglang.cpu.gated_delta.delta_rule import CHUNK
 from tests.unit.cpu.gated_delta import cases
 from tests.unit.cpu.gated_delta.cases import HEADS, SLOTS, K, V
 
 # Orders of rounding in float64, through decays from 1 to e^-20.
-CLOSE = {"atol": 1e-11, "rtol": 1e-9}
+CLOSE: dict[str, Any] = {"atol": 1e-11, "rtol": 1e-9}
 LENGTHS = [CHUNK + 1, 1, 2 * CHUNK, CHUNK - 1, 3, 150]  # 150: two chunks and a part
-
-
-@pytest.fixture
-def random() -> torch.Generator:
-    return torch.Generator().manual_seed(0)
 
 
 @pytest.mark.parametrize(
@@ -74,25 +70,11 @@ def test_a_verify_keeps_the_state_after_every_token(random: torch.Generator, wid
     slots = torch.tensor([5, 2, 11])
     rows = torch.arange(requests * width).view(requests, width)
     kept = torch.full((requests + 2, 16, HEADS, V, K), torch.nan, dtype=cases.DTYPE)
-    output = rule_kernels.fused_sigmoid_gating_delta_rule_update(
-        layer.a_log,
-        tokens.a,
-        layer.dt_bias,
-        1.0,
-        20.0,
-        *(part.unsqueeze(0) for part in tokens[:3]),
-        tokens.b,
-        states,
-        slots,
-        use_qk_l2norm_in_kernel=True,
-        cu_seqlens=torch.arange(0, requests * width + 1, width),
-        disable_state_update=True,
-        intermediate_states_buffer=kept,
-        intermediate_state_indices=torch.tensor([2, 0, 4, 1]),
-    )
+    kept_rows = torch.tensor([2, 0, 4, 1])
+    output = cases.verify_with_snapshots(layer, tokens, states, slots, kept, kept_rows)
     for step in range(width):
         expected = cases.decode(layer, tokens.rows(rows[:, step]), by_token, slots)
-        torch.testing.assert_close(output[0, rows[:, step]], expected, **CLOSE)
+        torch.testing.assert_close(output[rows[:, step]], expected, **CLOSE)
         torch.testing.assert_close(kept[[2, 0, 4], step], by_token[slots], **CLOSE)
     assert torch.equal(states, untouched)  # a rejected draft must leave no trace
     assert kept[[1, 3]].isnan().all()

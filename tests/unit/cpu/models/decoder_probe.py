@@ -145,24 +145,24 @@ def difference(model: Any, outputs: Callable[[], dict[str, Tensor]]) -> dict[str
     }
 
 
-def updated_products(runner: Any) -> dict[str, float]:
-    """Relative difference of two products from the weights' new values after an update of them."""
-    from dflash_sglang.cpu.matmul.expert_autotune import experts_of
+def updated_weights(runner: Any) -> dict[str, float]:
+    """Relative error of two linear layers after an update of their weights."""
+    from dflash_sglang.cpu.matmul.expert_autotune import expert_weights
     from dflash_sglang.cpu.matmul.gemm import linear
 
     layer = runner.model.model.layers[0]
     projection = layer.self_attn.o_proj.weight
-    experts = experts_of(layer.mlp.experts)
-    new = {"self_attn.o_proj": 2 * projection, "mlp.experts.3.down_proj": experts.each_out[3] / 2}
+    experts = expert_weights(layer.mlp.experts)
+    new = {"self_attn.o_proj": 2 * projection, "mlp.experts.3.down_proj": experts.each_down[3] / 2}
     x = torch.randn(16, projection.shape[1])
-    inner = torch.randn(16, experts.all_out.shape[1])
-    before = linear(x, projection), linear(inner, experts.all_out)
+    inner = torch.randn(16, experts.all_down.shape[1])
+    before = linear(x, projection), linear(inner, experts.all_down)
     done, message = runner.weight_updater.update_weights_from_tensor(
         [(f"model.layers.0.{name}.weight", value.clone()) for name, value in new.items()]
     )
     assert done, message
-    after = linear(x, projection), linear(inner, experts.all_out)
-    expected = x @ projection.t(), inner @ experts.all_out.t()
+    after = linear(x, projection), linear(inner, experts.all_down)
+    expected = x @ projection.t(), inner @ experts.all_down.t()
     assert all((old - value).abs().max() > 0.1 for old, value in zip(before, expected, strict=True))
     return {
         f"update {i}": float((out - value).abs().max() / value.abs().max())
@@ -180,7 +180,7 @@ def main(verifier: str, drafter: str) -> None:
     draft = load_drafter(Path(drafter))
     current_platform.post_load_model(draft)
     found |= difference(draft, lambda: drafter_outputs(draft))
-    found |= updated_products(runner)
+    found |= updated_weights(runner)
     print(json.dumps(found))
 
 

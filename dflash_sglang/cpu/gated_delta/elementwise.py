@@ -1,4 +1,4 @@
-"""Stand-ins for the small kernels around the recurrence in a Qwen3.5 layer."""
+"""Replacements of SGLang's elementwise kernels in a Qwen3.5 layer."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor
 
+from dflash_sglang.cpu.gated_delta.kernel_args import require
 from dflash_sglang.cpu.models.layers import rms_norm
 
 
@@ -18,7 +19,7 @@ def fused_qkvzba_split_reshape_cat_contiguous(
     head_qk: int,
     head_v: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Splits the two input projections.
+    """Split the two input projections.
 
     Args:
         mixed_qkvz: [tokens, 2 * num_heads_qk * head_qk + 2 * num_heads_v * head_v].
@@ -38,21 +39,25 @@ def fused_qkvzba_split_reshape_cat_contiguous(
     return mixed.contiguous(), z.reshape(-1, num_heads_v, head_v), b.contiguous(), a.contiguous()
 
 
-def gated_norm(norm: Any, x: Tensor, z: Tensor | None = None) -> Tensor:
+def gated_norm(norm: Any, x: Tensor, z: Tensor) -> Tensor:
     """``RMSNorm.forward`` of SGLang's gated norm: ``x / rms(x) * weight * silu(z)``.
 
     Args:
-        norm: the module; normed before the gate, over the whole last axis.
+        norm: the module; it norms before the gate, over the whole last axis.
         x: [rows, dim].
         z: [rows, dim].
 
     Returns:
         [rows, dim] in x's dtype.
+
+    Raises:
+        PlatformError: a norm after the gate, over groups, or with another activation.
     """
-    assert z is not None
-    assert norm.norm_before_gate
-    assert norm.group_size is None
-    assert norm.activation == "swish"
+    require(
+        norm.norm_before_gate and norm.group_size is None and norm.activation == "swish",
+        "layernorm_gated.RMSNorm",
+        "norm_before_gate=True, group_size=None and activation='swish'",
+    )
     normed = rms_norm(x.float(), norm.weight.float(), norm.eps)
     return normed.mul_(F.silu(z.float())).to(x.dtype)
 
@@ -64,11 +69,17 @@ def fused_sigmoid_mul(
 
     Args:
         attn_output: [tokens, heads * dim].
-        gate: of the same elements, perhaps [tokens, heads, dim].
-        inplace: write to ``attn_output``.
+        gate: [tokens, heads * dim] or [tokens, heads, dim].
+        inplace: whether to write to ``attn_output``.
         quant: False.
+
+    Returns:
+        [tokens, heads * dim].
+
+    Raises:
+        PlatformError: a quantised output.
     """
-    assert not quant
+    require(not quant, "fused_sigmoid_mul", "quant=False")
     share = gate.reshape(attn_output.shape).sigmoid()
     return attn_output.mul_(share) if inplace else attn_output * share
 
@@ -89,6 +100,6 @@ def fused_gate_sigmoid_mul(
 def fused_gate_sigmoid_mul_add(
     hidden_states: Tensor, gate_weight: Tensor, shared_output: Tensor, final_hidden_states: Tensor
 ) -> None:
-    """Adds the above to ``final_hidden_states``, in place."""
+    """Add ``fused_gate_sigmoid_mul`` to ``final_hidden_states`` [tokens, dim], in place."""
     share = (hidden_states @ gate_weight).sigmoid().unsqueeze(-1)
     final_hidden_states.addcmul_(shared_output, share)

@@ -1,7 +1,7 @@
-"""From SGLang's packed tokens and slots to blocks and rows.
+"""From the arguments of SGLang's kernels to padded blocks, and the check of their options.
 
-Slots index SGLang's state pools. A negative slot marks padding: its results are not read, and it is
-sent to slot 0, which the pools keep for that.
+SGLang packs the tokens of a batch one request after another. State slots index its pools of
+recurrent states; a negative slot marks padding, and slot 0 is reserved for it.
 """
 
 from __future__ import annotations
@@ -11,6 +11,24 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dflash_sglang.cpu.gated_delta.delta_rule import Block, gates, unit_length
+from dflash_sglang.errors import PlatformError
+
+
+def require(condition: bool, kernel: str, supported: str) -> None:
+    """Refuse an option of a kernel that its torch replacement does not implement.
+
+    Args:
+        condition: whether the arguments are supported.
+        kernel: name of SGLang's kernel.
+        supported: what is supported, for the message.
+
+    Raises:
+        PlatformError: the condition is False.
+    """
+    if not condition:
+        raise PlatformError(
+            f"{kernel} supports only {supported} on a CPU; serve this model on a GPU"
+        )
 
 
 def equal_blocks(
@@ -24,10 +42,10 @@ def equal_blocks(
     scale: float | None,
     requests: int,
 ) -> Block:
-    """Tokens of equally long requests, [total, heads, dim] or [total, heads], as a block."""
+    """The tokens of requests of equal length as a block; arguments as `pack_block` and `gates`."""
     shape = (requests, len(value) // max(requests, 1))
     rows = torch.arange(len(value)).view(shape)
-    decay, beta = gates(a, b, a_log, dt_bias, precision(value))
+    decay, beta = gates(a, b, a_log, dt_bias, compute_dtype(value))
     return pack_block(query, key, value, decay, beta, scale, rows)
 
 
@@ -40,7 +58,7 @@ def pack_block(
     scale: float | None,
     rows: Tensor,
 ) -> Block:
-    """Packed tokens as a block.
+    """Packed tokens as a padded block.
 
     Args:
         query: [total, key_heads, K].
@@ -49,9 +67,10 @@ def pack_block(
         decay: [total, heads].
         beta: [total, heads].
         scale: of the queries; 1 / sqrt(K) by default.
-        rows: [requests, tokens] int64, places of the tokens; ``total`` for padding.
+        rows: [requests, tokens] int64, index of each token in the packed tensors; ``total`` for
+            padding.
     """
-    dtype = precision(value)
+    dtype = compute_dtype(value)
     scale = query.shape[-1] ** -0.5 if scale is None else scale
     parts = [
         unit_length(query.to(dtype)) * scale,
@@ -66,16 +85,16 @@ def pack_block(
 
 
 def token_rows(starts: Tensor, lengths: Tensor, padding: int) -> Tensor:
-    """[requests, longest] int64: where each request's tokens are, ``padding`` behind its end."""
+    """[requests, longest] int64: index of each packed token, ``padding`` after a request's end."""
     step = torch.arange(int(lengths.max()))
     return torch.where(step < lengths[:, None], starts[:, None] + step, padding)
 
 
-def precision(x: Tensor) -> torch.dtype:
-    """What to compute in: float32 at least."""
+def compute_dtype(x: Tensor) -> torch.dtype:
+    """The dtype to compute in: float32 or higher."""
     return torch.promote_types(x.dtype, torch.float32)
 
 
-def usable(slots: Tensor) -> Tensor:
-    """Slots as int64, padding sent to the slot that is kept for it."""
+def valid_slots(slots: Tensor) -> Tensor:
+    """State slots as int64, with padding mapped to slot 0."""
     return slots.clamp(min=0).long()

@@ -1,4 +1,4 @@
-"""SGLang's unquantised layers, multiplied by `products.linear`."""
+"""SGLang's unquantised linear layers and embeddings, computed by ``gemm.linear``."""
 
 from __future__ import annotations
 
@@ -15,38 +15,48 @@ from sglang.srt.layers.quantization.unquant import (
 from sglang.srt.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
 from torch import Tensor, nn
 
-from dflash_sglang.cpu.matmul.gemm import NEVER, linear, remember
+from dflash_sglang.cpu.matmul.autotune import NEVER
+from dflash_sglang.cpu.matmul.gemm import linear, register_weight
 
 logger = logging.getLogger(__name__)
 
 
-class ByFasterLibrary:
-    """``x W^T + b`` on stored weights."""
+class AutotunedLinear:
+    """``apply`` of SGLang's quantisation methods, for unquantised weights."""
 
     def apply(self, layer: Any, x: Tensor, bias: Tensor | None = None) -> Tensor:
-        """The product; arguments as SGLang's."""
+        """``x W^T + b``.
+
+        Args:
+            layer: has ``weight`` [out, in].
+            x: [..., in].
+            bias: [out].
+
+        Returns:
+            [..., out].
+        """
         return linear(x, layer.weight, bias)
 
 
-class CpuLinearMethod(ByFasterLibrary, UnquantizedLinearMethod):
-    """A linear layer."""
+class CpuLinearMethod(AutotunedLinear, UnquantizedLinearMethod):
+    """The method of a linear layer."""
 
 
-class CpuEmbeddingMethod(ByFasterLibrary, UnquantizedEmbeddingMethod):
-    """A table of embeddings, or the head over it."""
+class CpuEmbeddingMethod(AutotunedLinear, UnquantizedEmbeddingMethod):
+    """The method of an embedding table and of the LM head."""
 
 
 def _forward(layer: nn.Linear, x: Tensor) -> Tensor:
     return linear(x, layer.weight, layer.bias)
 
 
-def install_products(model: nn.Module) -> None:
-    """Let a model's float32 layers multiply by the faster library.
+def install_linear_methods(model: nn.Module) -> None:
+    """Compute a model's float32 linear layers by ``gemm.linear``.
 
     Args:
         model: the model just loaded, its weights laid out; changed in place.
     """
-    begins = []
+    crossovers = []
     for module in model.modules():
         if getattr(module, "weight", None) is None or module.weight.dtype != torch.float32:
             continue
@@ -59,18 +69,18 @@ def install_products(model: nn.Module) -> None:
         ):
             module.quant_method = CpuEmbeddingMethod()
             if not isinstance(module, ParallelLMHead):
-                continue  # a head only where embeddings are tied: then measured when it is used
+                continue  # an LM head only if embeddings are tied; then registered on first use
         elif type(module) is nn.Linear:
             cast(Any, module).forward = types.MethodType(_forward, module)
         else:
             continue
-        begins.append(remember(cast(Tensor, module.weight)).begin)
-    faster = sorted(begin for begin in begins if begin != NEVER)
+        crossovers.append(register_weight(cast(Tensor, module.weight)).crossover)
+    faster = sorted(crossover for crossover in crossovers if crossover != NEVER)
     if faster:
         logger.info(
             "CPU platform: %d of %d weights are multiplied by oneDNN, from %d to %d tokens on",
             len(faster),
-            len(begins),
+            len(crossovers),
             faster[0],
             faster[-1],
         )

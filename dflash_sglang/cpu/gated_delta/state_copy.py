@@ -1,4 +1,4 @@
-"""Stand-ins for SGLang's kernels that copy states between pools, in all layers at once."""
+"""Replacements of SGLang's kernels that copy states between pools, for all layers at once."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ def fused_conv_window_scatter_with_mask(
     step_indices_raw: Tensor,
     src_indices_raw: Tensor | None = None,
 ) -> None:
-    """Copies what a verify kept after one token of each request to a slot.
+    """Copy the snapshot after one token of each request to a state slot.
 
     Args:
         dst: [layers, slots, *state], written.
         src: [layers, rows, block, *state].
-        dst_indices_raw: [requests] int, slots; negative for none.
+        dst_indices_raw: [requests] int, state slots; negative for none.
         step_indices_raw: [requests] int, the token; negative for none.
         src_indices_raw: [requests] int, rows; request i has row i by default.
     """
@@ -39,25 +39,26 @@ def scatter_mamba_states_after_mtp_verify(
     mamba_steps_to_track: Tensor | None,
     src_indices_raw: Tensor | None = None,
 ) -> None:
-    """Commit with snapshots: copies the states after the accepted tokens into the pools.
+    """Commit with snapshots: copy the states after the committed tokens into the pools.
 
     Args:
-        mamba_caches: SGLang's pools and what a verify kept.
-        state_indices_tensor: [requests] int, slots.
-        last_correct_step_indices: [requests] int, the last accepted token.
-        mamba_track_indices: [requests] int, slots for the states of the prefix cache.
-        mamba_steps_to_track: [requests] int, the token whose state goes there; negative for none.
-        src_indices_raw: [requests] int, rows of what was kept.
+        mamba_caches: SGLang's pools and the snapshots of a verify.
+        state_indices_tensor: [requests] int, state slots.
+        last_correct_step_indices: [requests] int, the last committed token.
+        mamba_track_indices: [requests] int, state slots of the prefix cache.
+        mamba_steps_to_track: [requests] int, the token whose state is copied there; negative for
+            none.
+        src_indices_raw: [requests] int, rows of the snapshots.
     """
     pairs = [(mamba_caches.temporal, mamba_caches.intermediate_ssm)]
     pairs += zip(mamba_caches.conv, mamba_caches.intermediate_conv_window, strict=True)
-    for pool, kept in pairs:
+    for pool, snapshots in pairs:
         fused_conv_window_scatter_with_mask(
-            pool, kept, state_indices_tensor, last_correct_step_indices, src_indices_raw
+            pool, snapshots, state_indices_tensor, last_correct_step_indices, src_indices_raw
         )
         if mamba_track_indices is not None and mamba_steps_to_track is not None:
             fused_conv_window_scatter_with_mask(
-                pool, kept, mamba_track_indices, mamba_steps_to_track, src_indices_raw
+                pool, snapshots, mamba_track_indices, mamba_steps_to_track, src_indices_raw
             )
 
 
@@ -70,16 +71,16 @@ def track_mamba_states_all_layers(
     batch_size: int,
     check_freed_slots: bool = False,
 ) -> None:
-    """Plain decoding: copies the states of requests at a tracking boundary for the prefix cache.
+    """Plain decoding: copy states at a tracking boundary for the prefix cache.
 
     Args:
         conv_states_pool: [layers, slots, channels, width - 1].
         ssm_states_pool: [layers, slots, heads, V, K].
-        cache_indices: [requests] int, slots.
-        mamba_track_mask: [requests] bool, who is at a boundary.
-        mamba_track_indices: [requests] int, slots to copy to; negative for none.
-        batch_size: requests.
-        check_freed_slots: unused, negative slots are always passed over.
+        cache_indices: [requests] int, state slots.
+        mamba_track_mask: [requests] bool, whether a request is at a boundary.
+        mamba_track_indices: [requests] int, state slots to copy to; negative for none.
+        batch_size: number of requests.
+        check_freed_slots: unused; negative slots are always skipped.
     """
     to = mamba_track_indices[:batch_size]
     chosen = torch.nonzero(mamba_track_mask[:batch_size].bool() & (to >= 0)).flatten()
@@ -91,7 +92,7 @@ def track_mamba_states_all_layers(
 def track_mamba_states_if_needed(
     conv_states: Tensor, ssm_states: Tensor, *args: Any, **kwargs: Any
 ) -> None:
-    """The same for one layer."""
+    """``track_mamba_states_all_layers`` for one layer."""
     track_mamba_states_all_layers(
         conv_states.unsqueeze(0), ssm_states.unsqueeze(0), *args, **kwargs
     )
