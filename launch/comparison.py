@@ -7,11 +7,12 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
 
-from tqdm import tqdm
+import psutil
 
 from dflash_sglang import cpu, zoo
 from dflash_sglang.config import READY
 from launch import load
+from launch.progress import Progress
 from launch.report import PLAIN, Pass
 from launch.serving import Server
 
@@ -87,15 +88,12 @@ def make_server(mode: Mode, options: Options) -> Server:
 
 
 def start(server: Server, name: str) -> None:
-    """Starts a server and waits for it, with a running count of seconds."""
+    """Starts a server and waits for it, with the seconds it takes."""
     server.start()
-    with tqdm(bar_format="{desc}", mininterval=tick()) as bar:
-
-        def on_wait(seconds: float) -> None:
-            bar.set_description_str(f"starting the {name} server: {seconds:.0f} s", refresh=False)
-            bar.update()
-
-        server.wait_ready(on_wait=on_wait)
+    with Progress() as progress:
+        server.wait_ready(
+            on_wait=lambda seconds: progress.show(f"starting the {name} server: {seconds:.0f} s")
+        )
     if name == OURS and READY not in server.log_path.read_text(errors="replace"):
         raise ComparisonError(
             "SGLang's own worker serves instead of ours; `python -m dflash_sglang.check` says why; "
@@ -115,7 +113,7 @@ def compare(options: Options, prompts: Sequence[str], stack: ExitStack) -> Compa
         ServerError: a server did not start or died.
     """
     modes = choose_modes(options)
-    together = available_gb() >= SERVER_GB * len(modes)
+    together = psutil.virtual_memory().available / 1e9 >= SERVER_GB * len(modes)
     order = "all up, taking turns" if together else "one after another, for want of memory"
     say(f"{len(modes)} servers ({', '.join(mode.name for mode in modes)}), {order}")
     passes: list[Pass] = []
@@ -139,32 +137,26 @@ def measure(
     """Warms every server up, then yields the passes of all rounds."""
     warm_up = list(itertools.product(servers, options.concurrency))
     work = list(itertools.product(range(options.rounds), servers, options.concurrency))
-    with tqdm(total=len(work) * len(prompts), unit=" answers", mininterval=tick()) as bar:
+    answers = itertools.count(1)
+    with Progress() as progress:
         for name, concurrency in warm_up:
-            bar.set_description(f"warming up {name}")
+            progress.show(f"warming up {name} at concurrency {concurrency}", begins=True)
             load.run(servers[name], prompts[:concurrency], concurrency, MAX_NEW_TOKENS)
         for number, name, concurrency in work:
-            bar.set_description(f"round {number + 1}: {name} at concurrency {concurrency}")
+            doing = f"round {number + 1}: {name} at concurrency {concurrency}"
+            progress.show(doing, begins=True)
+
+            def on_answer(doing: str = doing) -> None:
+                total = len(work) * len(prompts)
+                progress.show(f"{doing}, {next(answers)} of all {total} answers")
+
             server = servers[name]
-            done = load.run(server, prompts, concurrency, MAX_NEW_TOKENS, lambda: bar.update())
+            done = load.run(server, prompts, concurrency, MAX_NEW_TOKENS, on_answer)
             if name != PLAIN and not any(answer.verify_count for answer in done.answers):
                 raise ComparisonError(
                     f"the {name} server does not speculate; log: {server.log_path}"
                 )
             yield Pass(name, concurrency, done)
-
-
-def tick() -> float:
-    """Seconds between two updates of a bar: few lines where there is no terminal."""
-    return 0.2 if sys.stderr.isatty() else 15.0
-
-
-def available_gb() -> float:
-    """Memory that can be used without swapping."""
-    for line in Path("/proc/meminfo").read_text().splitlines():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024 / 1e9
-    return 0.0
 
 
 def say(text: str) -> None:

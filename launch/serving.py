@@ -1,4 +1,4 @@
-"""Start and stop `python -m sglang.launch_server`; standard library only.
+"""Start and stop `python -m sglang.launch_server`.
 
     with Server(model=pair.verifier, drafter=pair.drafter, args=["--page-size", "16"]) as server:
         answer = server.generate("1 + 1 =", max_new_tokens=8)
@@ -21,6 +21,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
+
+import psutil
 
 from launch.client import Answer, Client, RequestError
 
@@ -242,10 +244,8 @@ def _kill_group(group: int) -> None:
 
 def _is_alive(group: int) -> bool:
     """Whether a process of the group runs; a dead one that init has yet to collect does not."""
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-            # proc(5): pid (name) state ppid pgrp ...; the name may hold blanks and brackets.
-            state, _, pgrp = stat.read_text().rpartition(")")[2].split()[:3]
-            if int(pgrp) == group and state not in "ZX":
+    for process in psutil.process_iter():
+        with contextlib.suppress(ProcessLookupError, psutil.NoSuchProcess):
+            if os.getpgid(process.pid) == group and process.status() != psutil.STATUS_ZOMBIE:
                 return True
     return False
