@@ -1,7 +1,10 @@
-"""The model pairs that ship with the package: a verifier, its DFlash drafter and held-out prompts.
+"""The embedded pairs: small verifiers that ship with their DFlash drafters and held-out prompts.
 
-pair = zoo.path("moe")           # or "hybrid"; pair.verifier, pair.drafter: checkpoint folders
-prompts = zoo.prompts("moe")     # {"code": (Prompt, ...), "json": ...}
+    pair = zoo.path("moe")           # or "hybrid"; pair.verifier, pair.drafter: checkpoint folders
+    prompts = zoo.prompts("moe")     # {"code": (Prompt, ...), "json": ...}
+
+They let the tests and the demo run without a download. How a pair was trained and how well its
+drafter does is in its ``CARD.md``.
 """
 
 import json
@@ -12,7 +15,7 @@ _ROOT = Path(__file__).resolve().parent
 
 
 class Pair(NamedTuple):
-    """Folders of one embedded pair."""
+    """Checkpoint folders of one embedded pair."""
 
     verifier: Path
     drafter: Path
@@ -21,8 +24,8 @@ class Pair(NamedTuple):
 class Prompt(NamedTuple):
     """One held-out exchange: neither the question nor the answer occurs in the training data."""
 
-    family: str
-    question: str  # what the user asks; the content of a chat message
+    family: str  # kind of task: code, json, sql, ... (the keys of prompts.json)
+    question: str  # content of the user's chat message
     answer: str  # the reference answer
 
     @property
@@ -37,18 +40,28 @@ def names() -> tuple[str, ...]:
 
 
 def path(name: str = "moe") -> Pair:
-    """Checkpoint folders of the pair called `name`.
+    """Checkpoint folders of an embedded pair.
+
+    Args:
+        name: one of ``names()``.
 
     Raises:
         KeyError: no such pair is embedded.
     """
     if name not in names():
-        raise KeyError(f"no embedded pair {name!r}; there is {', '.join(names())}")
+        raise KeyError(f"no embedded pair {name!r}; available: {', '.join(names())}")
     return Pair(verifier=_ROOT / name / "verifier", drafter=_ROOT / name / "drafter")
 
 
 def prompts(name: str = "moe") -> dict[str, tuple[Prompt, ...]]:
-    """Held-out prompts of the pair called `name`, by family; errors as `path`."""
+    """Held-out prompts of an embedded pair, by family.
+
+    Args:
+        name: one of ``names()``.
+
+    Raises:
+        KeyError: no such pair is embedded.
+    """
     file = path(name).verifier.parent / "prompts.json"
     families = json.loads(file.read_text(encoding="utf-8"))
     return {

@@ -38,7 +38,7 @@ def test_the_pairs_are_found_by_name() -> None:
 
 
 def test_unknown_pair_is_named() -> None:
-    with pytest.raises(KeyError, match="no embedded pair 'dense'; there is hybrid, moe"):
+    with pytest.raises(KeyError, match="no embedded pair 'dense'; available: hybrid, moe"):
         zoo.path("dense")
 
 
