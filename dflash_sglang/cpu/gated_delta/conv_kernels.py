@@ -27,9 +27,9 @@ def causal_conv1d_fn(
 
     Args:
         x: [channels, total], a transposed view of rows of tokens.
-        weight: [channels, width].
+        weight: [channels, kernel_size].
         bias: [channels] or None.
-        conv_states: [slots, channels, width - 1], written.
+        conv_states: [slots, channels, kernel_size - 1], written.
         query_start_loc: [requests + 1] int32.
         cache_indices: [requests] int, state slots.
         has_initial_state: [requests] bool, whether a slot holds a request's previous inputs.
@@ -71,12 +71,12 @@ def causal_conv1d_update(
 
     Args:
         x: [requests, channels], or [requests, channels, tokens] as a view of rows of tokens.
-        conv_state: [slots, channels, width - 1].
-        weight: [channels, width].
+        conv_state: [slots, channels, kernel_size - 1].
+        weight: [channels, kernel_size].
         bias: [channels] or None.
         activation: ``silu``.
         conv_state_indices: [requests] int, state slots.
-        intermediate_conv_window: [rows, block, channels, width - 1], overlapping views: the
+        intermediate_conv_window: [rows, block, channels, kernel_size - 1], overlapping views: the
             window after token t + 1 is that after token t shifted by one input. Given for a verify.
         intermediate_state_indices: [requests] int, rows of ``intermediate_conv_window``; given
             together with it.
@@ -105,9 +105,9 @@ def store_windows(windows: Tensor, rows: Tensor, inputs: Tensor) -> None:
     """Store the window after each token of a block.
 
     Args:
-        windows: [rows, block, channels, width - 1], overlapping views of consecutive inputs.
+        windows: [rows, block, channels, kernel_size - 1], overlapping views of consecutive inputs.
         rows: [requests] int64.
-        inputs: [requests, width - 1 + tokens, channels]; the window after the first token
+        inputs: [requests, kernel_size - 1 + tokens, channels]; the window after the first token
             starts at index 1.
 
     Raises:

@@ -1,8 +1,8 @@
 """The short causal convolution before the delta rule, over rows of tokens.
 
-    y_t = silu(bias + sum_j w_j x_{t - width + 1 + j})      per channel
+    y_t = silu(bias + sum_j w_j x_{t - kernel_size + 1 + j})      per channel
 
-The state of a request is its last ``width - 1`` inputs.
+The state of a request is its last ``kernel_size - 1`` inputs.
 """
 
 from __future__ import annotations
@@ -13,24 +13,24 @@ from torch import Tensor
 
 
 def convolve(inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Convolve every token whose ``width - 1`` predecessors are given.
+    """Convolve every token whose ``kernel_size - 1`` predecessors are given.
 
     Args:
-        inputs: [..., width - 1 + tokens, channels].
-        weight: [channels, width].
+        inputs: [..., kernel_size - 1 + tokens, channels].
+        weight: [channels, kernel_size].
         bias: [channels] or None.
 
     Returns:
         [..., tokens, channels], new and contiguous, in the dtype of ``inputs``.
     """
-    width = weight.shape[1]
-    tokens = inputs.shape[-2] - width + 1
-    taps = weight.to(inputs.dtype).t().contiguous()  # [width, channels]
-    total = inputs[..., :tokens, :] * taps[0]
+    kernel_size = weight.shape[1]
+    tokens = inputs.shape[-2] - kernel_size + 1
+    factors = weight.to(inputs.dtype).t().contiguous()  # [kernel_size, channels]
+    total = inputs[..., :tokens, :] * factors[0]
     if bias is not None:
         total += bias.to(inputs.dtype)
-    for j in range(1, width):
-        total.addcmul_(inputs[..., j : j + tokens, :], taps[j])
+    for j in range(1, kernel_size):
+        total.addcmul_(inputs[..., j : j + tokens, :], factors[j])
     return F.silu(total, inplace=True)
 
 
@@ -38,13 +38,13 @@ def with_history(history: Tensor, tokens: Tensor, lengths: Tensor) -> tuple[Tens
     """Put the history of each packed request before its tokens.
 
     Args:
-        history: [requests, width - 1, channels].
+        history: [requests, kernel_size - 1, channels].
         tokens: [total, channels], packed request after request.
         lengths: [requests] int64, summing to ``total``.
 
     Returns:
-        [requests * (width - 1) + total, channels], each request's history before its tokens, and
-        [requests] int64, the row at which each request's history starts.
+        [requests * (kernel_size - 1) + total, channels], each request's history before its tokens,
+        and [requests] int64, the row at which each request's history starts.
     """
     requests, past, channels = history.shape
     starts = lengths.cumsum(0) - lengths + past * torch.arange(requests)
@@ -60,10 +60,10 @@ def convolve_packed(
     """Convolve packed requests of different lengths.
 
     Args:
-        history: [requests, width - 1, channels], zero for a new request.
+        history: [requests, kernel_size - 1, channels], zero for a new request.
         tokens: [total, channels].
         lengths: [requests] int64.
-        weight: [channels, width].
+        weight: [channels, kernel_size].
         bias: [channels] or None.
 
     Returns:

@@ -74,7 +74,7 @@ def track_mamba_states_all_layers(
     """Plain decoding: copy states at a tracking boundary for the prefix cache.
 
     Args:
-        conv_states_pool: [layers, slots, channels, width - 1].
+        conv_states_pool: [layers, slots, channels, kernel_size - 1].
         ssm_states_pool: [layers, slots, heads, V, K].
         cache_indices: [requests] int, state slots.
         mamba_track_mask: [requests] bool, whether a request is at a boundary.

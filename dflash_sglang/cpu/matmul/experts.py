@@ -31,20 +31,20 @@ from dflash_sglang.cpu.matmul.gemm import linear, register_weight
 class Experts(NamedTuple):
     """One layer's weights, and the views that the variants multiply by."""
 
-    gate_up: Tensor  # [experts, 2 * width, dim]
-    down: Tensor  # [experts, width, dim]
-    all_gate_up: Tensor  # [experts * 2 * width, dim]
-    all_down: Tensor  # [dim, experts * width]
-    each_gate_up: tuple[Tensor, ...]  # per expert [2 * width, dim]
-    each_down: tuple[Tensor, ...]  # per expert [dim, width]
+    gate_up: Tensor  # [experts, 2 * intermediate, dim]
+    down: Tensor  # [experts, intermediate, dim]
+    all_gate_up: Tensor  # [experts * 2 * intermediate, dim]
+    all_down: Tensor  # [dim, experts * intermediate]
+    each_gate_up: tuple[Tensor, ...]  # per expert [2 * intermediate, dim]
+    each_down: tuple[Tensor, ...]  # per expert [dim, intermediate]
 
     @classmethod
     def from_weights(cls, gate_up: Tensor, down: Tensor) -> Experts:
         """Register views of the weights; after a change in place call `gemm.repack_weights`.
 
         Args:
-            gate_up: [experts, 2 * width, dim], contiguous.
-            down: [experts, width, dim], contiguous.
+            gate_up: [experts, 2 * intermediate, dim], contiguous.
+            down: [experts, intermediate, dim], contiguous.
         """
         all_gate_up, all_down = gate_up.view(-1, gate_up.shape[2]), down.view(-1, down.shape[2]).t()
         each_gate_up, each_down = gate_up.unbind(), down.transpose(1, 2).unbind()
@@ -73,7 +73,8 @@ def looped(hidden: Tensor, experts: Experts, ids: Tensor, weights: Tensor) -> Te
     rows = hidden.unsqueeze(1).unbind()  # each [1, dim]
     each_gate_up, down = experts.each_gate_up, experts.down
     inner = torch.cat([F.linear(rows[i // top_k], each_gate_up[e]) for i, e in enumerate(chosen)])
-    inner = _gated(inner).mul_(weights.reshape(-1, 1).to(hidden.dtype))  # [tokens * top_k, width]
+    shares = weights.reshape(-1, 1).to(hidden.dtype)
+    inner = _gated(inner).mul_(shares)  # [tokens * top_k, intermediate]
     pairs = inner.unsqueeze(1).unbind()
     out = torch.empty_like(hidden)
     for token in range(tokens):
@@ -86,12 +87,12 @@ def looped(hidden: Tensor, experts: Experts, ids: Tensor, weights: Tensor) -> Te
 
 def batched(hidden: Tensor, experts: Experts, ids: Tensor, weights: Tensor) -> Tensor:
     """All experts for all tokens, as one wide gated layer; unchosen columns get weight 0."""
-    tokens, (count, width, _) = hidden.shape[0], experts.down.shape
+    tokens, (count, intermediate, _) = hidden.shape[0], experts.down.shape
     share = hidden.new_zeros(tokens, count).scatter_(1, ids.long(), weights.to(hidden.dtype))
     inner = linear(hidden, experts.all_gate_up)
-    inner = _gated(inner.view(tokens, count, 2 * width))  # [tokens, experts, width]
+    inner = _gated(inner.view(tokens, count, 2 * intermediate))  # [tokens, experts, intermediate]
     inner.mul_(share.unsqueeze(-1))
-    return linear(inner.view(tokens, count * width), experts.all_down)
+    return linear(inner.view(tokens, count * intermediate), experts.all_down)
 
 
 def grouped(hidden: Tensor, experts: Experts, ids: Tensor, weights: Tensor) -> Tensor:
@@ -113,7 +114,7 @@ def grouped(hidden: Tensor, experts: Experts, ids: Tensor, weights: Tensor) -> T
 
 
 def _gated(inner: Tensor) -> Tensor:
-    """silu(gate) * up: [..., 2 * width] to a new tensor [..., width]."""
+    """silu(gate) * up: [..., 2 * intermediate] to a new tensor [..., intermediate]."""
     gate, up = inner.chunk(2, dim=-1)
     return F.silu(gate).mul_(up)
 

@@ -38,8 +38,8 @@ def lay_out_weights(model: nn.Module) -> None:
 
     A matrix [out, in] is stored [in, out]: for 1 to 32 tokens its product then took 0.6 to 0.9 of
     the time on the machine it was measured on, weights in the last-level cache. The down
-    projections of the experts are stored [experts, width, dim], so that those of all experts are
-    one matrix. Neither needs a second copy, and weights can still be updated in place.
+    projections of the experts are stored [experts, intermediate, dim], so that those of all experts
+    are one matrix. Neither needs a second copy, and weights can still be updated in place.
 
     Args:
         model: the model just loaded; its unquantised matrices are changed in place.

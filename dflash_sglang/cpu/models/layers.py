@@ -96,8 +96,8 @@ def gated_mlp(x: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
 
     Args:
         x: [tokens, dim].
-        gate_up: [2 * width, dim], G above U.
-        down: [dim, width].
+        gate_up: [2 * intermediate, dim], G above U.
+        down: [dim, intermediate].
 
     Returns:
         [tokens, dim].

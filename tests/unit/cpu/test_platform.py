@@ -1,4 +1,4 @@
-"""The platform class: what SGLang asks of it, and the defaults it sets."""
+"""The platform class: the members that SGLang uses, and the default server arguments."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_attention_backend_default(platform: CpuPlatform, given: str | None, cho
 
 
 @pytest.mark.parametrize(
-    ("asked", "kept", "served"),
+    ("requested", "stored_dtype", "served"),
     [
         ("auto", torch.float32, "float32"),  # SGLang would serve float16
         ("auto", torch.float16, "float32"),
@@ -100,12 +100,12 @@ def test_attention_backend_default(platform: CpuPlatform, given: str | None, cho
 def test_dtype_default(
     platform: CpuPlatform,
     stored: Checkpoint,
-    asked: str,
-    kept: torch.dtype | str | None,
+    requested: str,
+    stored_dtype: torch.dtype | str | None,
     served: str,
 ) -> None:
-    stored.dtype = kept
-    server_args = arguments(dtype=asked)
+    stored.dtype = stored_dtype
+    server_args = arguments(dtype=requested)
     platform.apply_server_args_defaults(server_args)
     assert server_args.dtype == served
 

@@ -37,7 +37,7 @@ def planned(batch: Batch) -> list[attention.AttentionGroup]:
 
 def check(batch: Batch, causal: bool, window_left: int = FULL_CONTEXT) -> None:
     out = attend(planned(batch), batch.query, batch.kv, SCALE, causal, window_left)
-    assert out.isfinite().all()  # a slot of nobody's, or of padding, holds NaN
+    assert out.isfinite().all()  # unused and padding slots hold NaN
     expected = attend_by_definition(batch, SCALE, causal, window_left)
     torch.testing.assert_close(out.double(), expected, **TOLERANCE)
 

@@ -14,7 +14,7 @@ from transformers.models.qwen3_5_moe import modeling_qwen3_5_moe as modeling
 from dflash_sglang.cpu.gated_delta import rule_kernels
 
 KEY_HEADS, HEADS, K, V = 2, 4, 16, 8
-WIDTH = 4
+KERNEL_SIZE = 4
 SLOTS = 20
 DTYPE = torch.float64
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from dflash_sglang.cpu.gated_delta import conv_kernels, replay, state_copy
 from tests.unit.cpu.gated_delta import cases
-from tests.unit.cpu.gated_delta.cases import HEADS, KEY_HEADS, SLOTS, WIDTH, K, V
+from tests.unit.cpu.gated_delta.cases import HEADS, KERNEL_SIZE, KEY_HEADS, SLOTS, K, V
 
 LAYERS, BLOCK, ROWS, CHANNELS = 2, 16, 20, 6
 CLOSE: dict[str, Any] = {"atol": 1e-11, "rtol": 1e-9}  # orders of rounding in float64
@@ -28,7 +28,7 @@ class Pools(NamedTuple):
 
 
 def make_pools(random: torch.Generator) -> Pools:
-    past = WIDTH - 1
+    past = KERNEL_SIZE - 1
     inputs = torch.full((LAYERS, ROWS, CHANNELS, BLOCK + past - 1), torch.nan, dtype=cases.DTYPE)
     layer, row, channel, column = inputs.stride()
     windows = inputs.as_strided(
@@ -49,13 +49,13 @@ def make_pools(random: torch.Generator) -> Pools:
 
 
 class Verified(NamedTuple):
-    """A verified batch, and what decoding its tokens one by one says of every prefix."""
+    """A verified batch, and the states of decoding its tokens one by one, after every token."""
 
     pools: Pools
     slots: Tensor  # [requests]
     rows: Tensor  # [requests], of the record
     states: Tensor  # [width, LAYERS, requests, HEADS, V, K], after each token
-    windows: Tensor  # [width, LAYERS, requests, CHANNELS, WIDTH - 1]
+    windows: Tensor  # [width, LAYERS, requests, CHANNELS, KERNEL_SIZE - 1]
 
 
 def verify(random: torch.Generator, requests: int, width: int, snapshots: bool) -> Verified:
@@ -96,7 +96,7 @@ def verify(random: torch.Generator, requests: int, width: int, snapshots: bool) 
                 ssm_state_indices=slots,
                 replay_indices=rows,
             )
-        weight = torch.randn(CHANNELS, WIDTH, generator=random, dtype=cases.DTYPE)
+        weight = torch.randn(CHANNELS, KERNEL_SIZE, generator=random, dtype=cases.DTYPE)
         inputs = torch.randn(requests, width, CHANNELS, generator=random, dtype=cases.DTYPE)
         conv_kernels.causal_conv1d_update(
             inputs.mT,

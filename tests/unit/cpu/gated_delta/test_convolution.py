@@ -11,7 +11,7 @@ from torch import Tensor
 
 from dflash_sglang.cpu.gated_delta import conv_kernels
 
-CHANNELS, WIDTH, SLOTS = 6, 4, 9
+CHANNELS, KERNEL_SIZE, SLOTS = 6, 4, 9
 LENGTHS = [5, 1, 2, 9]  # shorter than the window, and longer
 CLOSE: dict[str, Any] = {"atol": 1e-12, "rtol": 1e-12}  # float64
 
@@ -28,9 +28,9 @@ def test_prefill_convolves_each_request_behind_its_history(
 ) -> None:
     """Catches a neighbour's token inside a window, and a window kept at the wrong place."""
     double: dict[str, Any] = {"generator": random, "dtype": torch.float64}
-    weight = torch.randn(CHANNELS, WIDTH, **double)
+    weight = torch.randn(CHANNELS, KERNEL_SIZE, **double)
     bias = torch.randn(CHANNELS, **double) if with_bias else None
-    pool = torch.randn(SLOTS, CHANNELS, WIDTH - 1, **double)
+    pool = torch.randn(SLOTS, CHANNELS, KERNEL_SIZE - 1, **double)
     tokens = torch.randn(sum(LENGTHS), CHANNELS, **double)
     slots, begun = torch.tensor([4, 8, 2, 5]), torch.tensor([True, False, True, True])
     before = pool.clone()
@@ -44,19 +44,19 @@ def test_prefill_convolves_each_request_behind_its_history(
         has_initial_state=begun,
     )
     assert output.t().is_contiguous()  # SGLang views the channels of a token
-    for slot, known, own, got in zip(
+    for slot, has_state, own, got in zip(
         slots, begun, torch.split(tokens, LENGTHS), torch.split(output.t(), LENGTHS), strict=True
     ):
-        history = before[slot] * known
+        history = before[slot] * has_state
         torch.testing.assert_close(got.t(), by_definition(history, own.t(), weight, bias), **CLOSE)
-        window = torch.cat([history, own.t()], dim=1)[:, -(WIDTH - 1) :]
+        window = torch.cat([history, own.t()], dim=1)[:, -(KERNEL_SIZE - 1) :]
         assert torch.equal(pool[slot], window)
 
 
 def test_decode_goes_on_where_prefill_stopped(random: torch.Generator) -> None:
     double: dict[str, Any] = {"generator": random, "dtype": torch.float64}
-    weight = torch.randn(CHANNELS, WIDTH, **double)
-    pool = torch.randn(SLOTS, CHANNELS, WIDTH - 1, **double)
+    weight = torch.randn(CHANNELS, KERNEL_SIZE, **double)
+    pool = torch.randn(SLOTS, CHANNELS, KERNEL_SIZE - 1, **double)
     tokens = torch.randn(3, 7, CHANNELS, **double)
     slots = torch.tensor([1, 6, 3])
     before = pool.clone()

@@ -17,7 +17,7 @@ from dflash_sglang.cpu.matmul.expert_autotune import (
 )
 from dflash_sglang.cpu.matmul.experts import VARIANTS, Experts, Variant, reference, route
 
-EXPERTS, WIDTH, DIM = 8, 12, 20
+EXPERTS, INTERMEDIATE, DIM = 8, 12, 20
 # products of 20 and 12 terms; bfloat16 has eight bits, and each variant rounds at other places
 TOLERANCE: dict[torch.dtype, dict[str, Any]] = {
     torch.float32: {"atol": 1e-5, "rtol": 1e-4},
@@ -27,8 +27,8 @@ TOLERANCE: dict[torch.dtype, dict[str, Any]] = {
 
 def experts(dtype: torch.dtype = torch.float32) -> Experts:
     random = torch.Generator().manual_seed(1)
-    gate_up = torch.randn(EXPERTS, 2 * WIDTH, DIM, generator=random) * DIM**-0.5
-    down = torch.randn(EXPERTS, WIDTH, DIM, generator=random) * WIDTH**-0.5
+    gate_up = torch.randn(EXPERTS, 2 * INTERMEDIATE, DIM, generator=random) * DIM**-0.5
+    down = torch.randn(EXPERTS, INTERMEDIATE, DIM, generator=random) * INTERMEDIATE**-0.5
     return Experts.from_weights(gate_up.to(dtype), down.to(dtype))
 
 
