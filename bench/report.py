@@ -20,21 +20,22 @@ _OUTPUT = ("json", "markdown", "svg")
 _NUMBER = frozenset("+-.0123456789")
 
 
-def new_parser(tool: str, doc: str | None, result: str = "rows") -> argparse.ArgumentParser:
-    """The command line of a tool, with `--json` and `--markdown`; the tool adds its own options.
+def new_parser(tool: str, doc: str | None, result: str | None = "rows") -> argparse.ArgumentParser:
+    """The command line of a tool; the tool adds its own options.
 
     Args:
         tool: the module that runs, such as `bench.serve.study`.
         doc: the module's docstring, which `--help` shows.
-        result: what `--json` writes, for `--help`.
+        result: what `--json` writes, for `--help`; None: a tool without `--json`, `--markdown`.
     """
     parser = argparse.ArgumentParser(
         prog=f"python -m {tool}",
         description=doc,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--json", type=Path, metavar="FILE", help=f"write the {result} to FILE")
-    parser.add_argument("--markdown", action="store_true", help="print tables in Markdown")
+    if result is not None:
+        parser.add_argument("--json", type=Path, metavar="FILE", help=f"write the {result} there")
+        parser.add_argument("--markdown", action="store_true", help="print tables in Markdown")
     return parser
 
 

@@ -1,19 +1,15 @@
 """A million greedy tokens with and without speculation, token for token, in float32.
 
-    python -m bench.exactness.corpus --json result.json
-    python -m bench.exactness.corpus --tokens 50000
+    python -m bench.exactness corpus --json result.json
+    python -m bench.exactness corpus --tokens 50000
 
-Both servers run side by side and take turns over the same prompts: held-out prompts, each behind a
-number of its own so that no two are alike, and every sixteenth one random token ids, which the
-drafter cannot guess. Blocks are verified whole, so that drafts of every quality are. Exit status 1
-when one token differs. The environment is that of ``. launch/env.sh``.
+Both servers run side by side and take turns over the same prompts: held-out prompts, numbered so
+that no two are equal, and at every sixteenth place random token ids, which the drafter cannot
+predict. The width is fixed at the whole block, so that poor drafts are verified too. Exit status 1
+if one token differs.
 """
 
-from __future__ import annotations
-
-import argparse
 import itertools
-import json
 import random
 import sys
 import tempfile
@@ -22,26 +18,25 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tqdm import tqdm
-
+from bench import report
 from bench.harness.requests import ask_all, greedy
 from bench.harness.servers import TestedServer, settings
+from bench.progress import progress
 from dflash_sglang import zoo
 from launch.comparison import choose_prompts
-from launch.report import provenance
 
 CONCURRENCY = 32
-TURN = 512  # requests before the other server has its turn
+TURN = 512  # requests to one server before the other one gets the same
 NEW_TOKENS = 256
 FIRST_ORDINARY_ID, VOCAB_SIZE = 16, 1024  # of the embedded tokenizer
 
 
 class Totals(NamedTuple):
-    """What was compared so far."""
+    """Everything compared so far."""
 
     answers: int
     tokens: int
-    differences: int  # answers with one
+    differences: int  # answers in which a token differs
     verifies: int
     plain_s: float
     dflash_s: float
@@ -53,7 +48,7 @@ class Totals(NamedTuple):
 
 
 def payloads(seed: int = 0) -> Iterator[dict[str, Any]]:
-    """Requests without end."""
+    """An endless stream of requests."""
     generator = random.Random(seed)
     texts = [prompt.text for prompt in choose_prompts("moe")]
     for number, text in enumerate(itertools.cycle(texts)):
@@ -65,10 +60,10 @@ def payloads(seed: int = 0) -> Iterator[dict[str, Any]]:
 
 
 def compare(wanted: int, plain: TestedServer, dflash: TestedServer) -> Totals:
-    """Ask both servers until `wanted` tokens were compared."""
+    """Send requests to both servers until `wanted` tokens are compared."""
     totals = Totals(0, 0, 0, 0, 0.0, 0.0)
     source = payloads()
-    with tqdm(total=wanted, unit=" tokens", unit_scale=True) as bar:
+    with progress(unit="tokens", total=wanted, unit_scale=True) as bar:
         while totals.tokens < wanted:
             turn = list(itertools.islice(source, TURN))
             begin = time.perf_counter()
@@ -97,17 +92,11 @@ def _added(
     )
 
 
-def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    """The command line."""
-    parser = argparse.ArgumentParser(prog="bench.exactness.corpus", description="See the module.")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the result there")
-    parser.add_argument("--tokens", type=int, default=1_000_000, metavar="N")
-    return parser.parse_args(argv)
-
-
-def main() -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """Compare; the exit status says whether every token was equal."""
-    given = parse()
+    parser = report.new_parser("bench.exactness.corpus", __doc__, result="result")
+    parser.add_argument("--tokens", type=int, default=1_000_000, metavar="N", help="to compare")
+    given = parser.parse_args(argv)
     pair = zoo.path("moe")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -122,14 +111,10 @@ def main() -> int:
         ):
             totals = compare(given.tokens, plain, dflash)
             dflash.check_rest()
-    print(
-        f"{totals.answers} answers, {totals.tokens} tokens, {totals.differences} answers differ, "
-        f"tau {totals.tau:.2f}, plain {totals.plain_s:.0f} s, DFLASH {totals.dflash_s:.0f} s"
-    )
-    if given.json is not None:
-        arguments = {"tokens": given.tokens, "new_tokens": NEW_TOKENS, "concurrency": CONCURRENCY}
-        result = {**totals._asdict(), "tau": round(totals.tau, 3), **provenance(arguments)}
-        given.json.write_text(json.dumps(result, indent=1) + "\n")
+    row = {**totals._asdict(), "tau": round(totals.tau, 3)}
+    shown = {**row, "plain_s": f"{totals.plain_s:.0f}", "dflash_s": f"{totals.dflash_s:.0f}"}
+    print(report.table([shown], given.markdown))
+    report.write_json(given, row, new_tokens=NEW_TOKENS, concurrency=CONCURRENCY)
     return int(totals.differences > 0)
 
 

@@ -1,19 +1,14 @@
-"""Sampled answers of a server against the verifier's law, for every accept rule.
+"""Sampled answers of a server against the verifier distribution, for every accept rule.
 
-    python -m bench.exactness.draws --json result.json    # 20,100 draws a rule
-    python -m bench.exactness.draws --draws 3000
+    python -m bench.exactness draws --json result.json    # 20,100 draws a rule
+    python -m bench.exactness draws --draws 3000
 
-The law comes from transformers: the probability of every continuation of a context, which no
-speculation and no SGLang takes part in. A chi-square test compares it with what the server drew.
-Rules with a planted mistake go through the same test, which must reject them; so must the relaxed
-rule, which is not exact and does not claim to be. Exit status 1 when a verdict is not as it should
-be. The environment is that of ``. launch/env.sh``.
+The expected distribution comes from transformers, without SGLang and without speculation: the
+probability of every continuation of a context. A chi-square test compares it with the server's
+draws. Rules with a planted bug go through the same test, which must reject them, and so must the
+relaxed rule, which is not exact. Exit status 1 if a verdict is not the expected one.
 """
 
-from __future__ import annotations
-
-import argparse
-import json
 import sys
 import tempfile
 import time
@@ -23,6 +18,7 @@ from typing import NamedTuple
 
 from tqdm import tqdm
 
+from bench import report
 from bench.harness import scripts
 from bench.harness.draw_tests import (
     BATCH,
@@ -36,8 +32,8 @@ from bench.harness.draw_tests import (
 )
 from bench.harness.servers import TestedServer, settings
 from bench.harness.verifier_distribution import Witness
+from bench.progress import progress
 from dflash_sglang import zoo
-from launch.report import provenance
 
 TOKEN_WISE = ("--speculative-use-rejection-sampling",)
 BLOCK = ("--speculative-use-block-verification",)
@@ -55,7 +51,7 @@ class Case(NamedTuple):
     rule: str
     flags: tuple[str, ...]
     exact: bool
-    mistake: str | None = None  # planted, see server_side/wrong_rules.py
+    bug: str | None = None  # planted, see bench/harness/server_side/wrong_rules.py
 
 
 CASES = (
@@ -63,9 +59,9 @@ CASES = (
     Case("token-wise rejection", TOKEN_WISE, exact=True),
     Case("block verification", BLOCK, exact=True),
     Case("relaxed, acc 0.5", ("--speculative-accept-threshold-acc", "0.5"), exact=False),
-    Case("match that accepts every draft", (), exact=False, mistake="always"),
-    Case("token-wise, bonus from p", TOKEN_WISE, exact=False, mistake="bonus"),
-    Case("block, bonus from p", BLOCK, exact=False, mistake="bonus"),
+    Case("match that accepts every draft", (), exact=False, bug="always"),
+    Case("token-wise, bonus from p", TOKEN_WISE, exact=False, bug="bonus"),
+    Case("block, bonus from p", BLOCK, exact=False, bug="bonus"),
 )
 
 
@@ -85,20 +81,20 @@ def measure(number: int) -> list[Row]:
     """Every rule; the exact ones under every filter."""
     witness = Witness()
     ids = context(witness)
-    laws = {name: law(witness, ids, sampling) for name, sampling in FILTERS.items()}
+    expected = {name: law(witness, ids, sampling) for name, sampling in FILTERS.items()}
     total = sum(len(FILTERS) if case.exact else 1 for case in CASES)
     rows = []
-    with tempfile.TemporaryDirectory() as name, tqdm(total=total, unit=" tests") as bar:
+    with tempfile.TemporaryDirectory() as name, progress(unit="tests", total=total) as bar:
         for index, case in enumerate(CASES):
             folder = Path(name) / str(index)
             env = {}
-            if case.mistake is not None:
-                env = scripts.wrong_rule(folder / "plugin", case.mistake)
+            if case.bug is not None:
+                env = scripts.wrong_rule(folder / "plugin", case.bug)
             pair = zoo.path("moe")
             with TestedServer(
                 pair.verifier,
                 pair.drafter,
-                # Verified whole: a mistake shows in what is drafted.
+                # Fixed width: a bug can only show in drafted tokens.
                 args=[
                     *BLOCK_ARGS,
                     *case.flags,
@@ -110,11 +106,11 @@ def measure(number: int) -> list[Row]:
                 for filters, sampling in FILTERS.items():
                     if not case.exact and sampling != Sampling():
                         continue
-                    # In full where the rule decides most; a mistake shows with fewer.
+                    # All draws where the rule decides most; a bug shows with fewer.
                     full = case.exact and sampling == Sampling()
                     drawn = number if full else min(number, FEWER)
                     got = draw(server, ids, drawn, sampling)
-                    p = p_value(got.counts, laws[filters])
+                    p = p_value(got.counts, expected[filters])
                     rejected = p < REJECT
                     row = Row(
                         case.rule,
@@ -132,7 +128,7 @@ def measure(number: int) -> list[Row]:
 
 
 def show(row: Row) -> None:
-    """Print a row."""
+    """Print a row as soon as it is known."""
     verdict = "rejected" if row.rejected else "not rejected"
     tqdm.write(
         f"{row.rule:<32} {row.filters:<16} p = {row.p_value:<10.3g} {verdict:<13} tau {row.tau:.2f}"
@@ -140,25 +136,19 @@ def show(row: Row) -> None:
     )
 
 
-def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    """The command line."""
-    parser = argparse.ArgumentParser(prog="bench.exactness.draws", description="See the module.")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows there")
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run every case; the exit status says whether every verdict is the expected one."""
+    parser = report.new_parser("bench.exactness.draws", __doc__)
     parser.add_argument("--draws", type=int, default=20_100, metavar="N", help="default: 20100")
-    return parser.parse_args(argv)
-
-
-def main() -> int:
-    """Run every case; the exit status says whether every verdict is as it should be."""
-    given = parse()
-    number = -(-given.draws // BATCH) * BATCH
+    given = parser.parse_args(argv)
+    given.draws = -(-given.draws // BATCH) * BATCH
     begin = time.monotonic()
-    rows = measure(number)
+    rows = measure(given.draws)
     wrong = [row for row in rows if not row.as_expected]
+    shown = [{**row._asdict(), "p_value": f"{row.p_value:.3g}"} for row in rows]
+    print(report.table(shown, given.markdown))
     print(f"{len(rows)} tests, {len(wrong)} not as expected, {time.monotonic() - begin:.0f} s")
-    if given.json is not None:
-        result = {"rows": [row._asdict() for row in rows], **provenance({"draws": number})}
-        given.json.write_text(json.dumps(result, indent=1) + "\n")
+    report.write_json(given, {"rows": rows})
     return int(bool(wrong))
 
 

@@ -1,39 +1,33 @@
-"""Every sampling feature of DFLASH servers against plain decoding, ours and SGLang's own.
+"""Every sampling feature of DFLASH servers against plain decoding: our worker and SGLang's own.
 
-    python -m bench.exactness.features --json result.json    # 24 prompts a feature
-    python -m bench.exactness.features --prompts 6
+    python -m bench.exactness features --json result.json    # 24 prompts a feature
+    python -m bench.exactness features --prompts 6
 
-Plain decoding answers one request at a time, without overlap: that is what a feature means. Our
-worker then answers each feature on its own and all features at once; SGLang's own worker answers
-each on its own, and only where its server accepts the request. Sampled features go by seed, so all
-comparisons are token for token, log-probabilities up to rounding. Exit status 1 when ours differs.
-The environment is that of ``. launch/env.sh``.
+Plain decoding, one request at a time and without overlap, defines the right answers. Our worker
+then serves each feature alone and all features mixed; SGLang's own worker serves each alone, where
+its server accepts the request. Sampled requests have seeds, so that all comparisons are token for
+token, log-probabilities up to rounding. Exit status 1 if an answer of our worker differs.
 """
 
-from __future__ import annotations
-
-import argparse
-import json
 import random
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tqdm import tqdm
-
+from bench import report
 from bench.harness.features import ARGS, FEATURES, PLAIN_ARGS, Feature, same
 from bench.harness.requests import ask
 from bench.harness.servers import TestedServer
+from bench.progress import progress
 from dflash_sglang import zoo
 from dflash_sglang.config import WORKER_VARIABLE, WorkerChoice
 from launch.client import Client
 from launch.comparison import choose_prompts
-from launch.report import provenance
 
 CONCURRENCY = 24
 DFLASH, MIXED, BUILTIN = "dflash", "dflash-mixed", "builtin"
@@ -48,7 +42,7 @@ class Job(NamedTuple):
 
 
 class Row(NamedTuple):
-    """How many answers to a feature were those of plain decoding."""
+    """How many answers to a feature's requests equal plain decoding's."""
 
     mode: str
     feature: str
@@ -103,7 +97,7 @@ def measure(prompts: Sequence[str]) -> list[Row]:
     shuffled = random.Random(0).sample(jobs, len(jobs))
     with (
         tempfile.TemporaryDirectory() as name,
-        tqdm(total=4 * len(jobs), unit=" requests") as bar,
+        progress(unit="requests", total=4 * len(jobs)) as bar,
     ):
         folder = Path(name)
         bar.set_description("plain")
@@ -111,7 +105,7 @@ def measure(prompts: Sequence[str]) -> list[Row]:
             expected = run(server, jobs, 1, bar)
         bar.set_description(DFLASH)
         with serving(folder, DFLASH) as server:
-            # In the order of features: a batch holds one feature, at times two.
+            # In the order of features: a batch holds requests of one feature, sometimes two.
             rows = compare(DFLASH, expected, run(server, jobs, CONCURRENCY, bar))
             rows += compare(MIXED, expected, run(server, shuffled, CONCURRENCY, bar))
             server.check_rest()
@@ -121,46 +115,33 @@ def measure(prompts: Sequence[str]) -> list[Row]:
     return rows
 
 
-def table(rows: Sequence[Row]) -> str:
-    """The matrix as Markdown, a line a feature."""
-    by_mode: Mapping[tuple[str, str], Row] = {(row.mode, row.feature): row for row in rows}
-    lines = [
-        "| feature | ours | ours, all mixed | SGLang's own worker |",
-        "|---|---|---|---|",
-    ]
+def by_feature(rows: Sequence[Row]) -> Iterator[dict[str, str]]:
+    """The lines of the table: one a feature, a column a mode."""
+    cells = {(row.mode, row.feature): f"{row.same} of {row.total}" for row in rows}
     for feature in FEATURES:
-        cells = [by_mode[mode, feature.name] for mode in (DFLASH, MIXED, BUILTIN)]
-        shown = " | ".join(f"{row.same} of {row.total}" for row in cells)
-        lines.append(f"| {feature.name} | {shown} |")
-    return "\n".join(lines)
+        yield {
+            "feature": feature.name,
+            "ours": cells[DFLASH, feature.name],
+            "ours, all mixed": cells[MIXED, feature.name],
+            "SGLang's own worker": cells[BUILTIN, feature.name],
+        }
 
 
-def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    """The command line."""
-    parser = argparse.ArgumentParser(prog="bench.exactness.features", description="See the module.")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows there")
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the matrix; the exit status says whether all our answers equal plain decoding's."""
+    parser = report.new_parser("bench.exactness.features", __doc__)
     parser.add_argument("--prompts", type=int, default=24, metavar="N", help="default: 24")
-    return parser.parse_args(argv)
-
-
-def main() -> int:
-    """Run the matrix; the exit status says whether every answer of ours was plain decoding's."""
-    given = parse()
+    given = parser.parse_args(argv)
     texts = [prompt.text for prompt in choose_prompts("moe")]
     begin = time.monotonic()
     rows = measure(texts[: given.prompts])
-    print(table(rows))
+    print(report.table(by_feature(rows), given.markdown))
     different = sum(row.total - row.same for row in rows if row.mode != BUILTIN)
     print(
         f"{len(FEATURES)} features, {different} differences in ours, "
         f"{time.monotonic() - begin:.0f} s"
     )
-    if given.json is not None:
-        result: dict[str, Any] = {
-            "rows": [row._asdict() for row in rows],
-            **provenance({"prompts": given.prompts}),
-        }
-        given.json.write_text(json.dumps(result, indent=1) + "\n")
+    report.write_json(given, {"rows": rows})
     return int(different > 0)
 
 

@@ -1,42 +1,36 @@
 """Greedy answers of many DFLASH servers against plain decoding, token for token, in float32.
 
-    python -m bench.exactness.identity --json result.json       # the whole matrix
-    python -m bench.exactness.identity --quick                   # two configurations, fewer prompts
-    python -m bench.exactness.identity --model hybrid            # the matrix of recurrent layers
+    python -m bench.exactness identity --json result.json       # the whole matrix
+    python -m bench.exactness identity --quick                   # two configurations, fewer prompts
+    python -m bench.exactness identity --model hybrid            # the matrix of recurrent layers
 
 Plain decoding answers all held-out prompts first, alone and eight at a time, and must agree with
-itself. Then every configuration serves the same prompts at every concurrency; after each pass the
+itself. Then every configuration serves the same prompts at every concurrency; after each sweep the
 server must be idle with every KV slot free or in the prefix tree, and every recurrent state too.
-With recurrent layers long answers and conversations follow (identity_recurrent.py). Exit status 1
-when an answer differs, or when a conversation finds less in the prefix cache than with plain
-decoding, where that is promised (docs/recurrent-state.md). The environment is that of
-``. launch/env.sh``.
+With recurrent layers, long answers and conversations follow (identity_recurrent.py). Exit status 1
+if an answer differs, or if a conversation finds less in the prefix cache than with plain decoding
+in a configuration for which docs/recurrent-state.md promises the same.
 """
 
-from __future__ import annotations
-
-import argparse
-import json
 import sys
 import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from tqdm import tqdm
-
+from bench import report
 from bench.exactness import identity_recurrent, identity_scripts
 from bench.exactness.identity_recurrent import Repeat
 from bench.exactness.identity_rows import MAX_NEW_TOKENS, Row, compare, show
 from bench.harness import scripts
 from bench.harness.configurations import Configuration, Drafter, Retraction
 from bench.harness.servers import TestedServer, serve
+from bench.progress import progress
 from dflash_sglang import zoo
 from launch import load
 from launch.client import Answer
 from launch.comparison import choose_prompts
-from launch.report import provenance
 
 QUICK_PROMPTS = 24
 # Every value of every axis, and each risky pair at least once: pages with chunks and windows,
@@ -87,23 +81,24 @@ QUICK = {"moe": (MATRIX[0], MATRIX[7]), "hybrid": (HYBRID_MATRIX[0], HYBRID_MATR
 
 
 class Reference(NamedTuple):
-    """What plain decoding says."""
+    """Answers of plain decoding."""
 
     answers: tuple[Answer, ...]
-    said: tuple[scripts.Continuation, ...]  # past the answers' ends, for scripted drafts
+    continuations: tuple[scripts.Continuation, ...]  # beyond the answers, for scripted drafts
 
 
-def ask_plain(
+def serve_plain(
     configurations: Sequence[Configuration], prompts: Sequence[str], folder: Path
 ) -> tuple[Reference, Row]:
-    """The reference of all configurations, and whether it is the same for prompts alone."""
-    said: tuple[scripts.Continuation, ...] = ()
+    """The reference of all configurations, and the row that compares it with prompts alone."""
+    continuations: tuple[scripts.Continuation, ...] = ()
     with TestedServer(zoo.path(configurations[0].model).verifier, log_dir=folder) as plain:
         answers = load.run(plain, prompts, 8, MAX_NEW_TOKENS).answers
         alone = load.run(plain, prompts, 1, MAX_NEW_TOKENS)
         if any(configuration.scripted for configuration in configurations):
-            said = scripts.continuations(plain, prompts, MAX_NEW_TOKENS)
-    return Reference(answers, said), compare("plain, alone against 8", 1, answers, alone)
+            continuations = scripts.continuations(plain, prompts, MAX_NEW_TOKENS)
+    row = compare("plain, alone against 8", 1, answers, alone)
+    return Reference(answers, continuations), row
 
 
 def measure(
@@ -113,17 +108,19 @@ def measure(
     folder: Path,
 ) -> list[Row]:
     """Serve and compare the matrix."""
-    reference, row = ask_plain(configurations, prompts, folder / "plain")
+    reference, row = serve_plain(configurations, prompts, folder / "plain")
     rows = [row]
     show(row)
-    for number, configuration in enumerate(tqdm(configurations, unit=" servers")):
+    for number, configuration in enumerate(progress(configurations, unit="servers")):
         place, env = folder / str(number), {}
         if configuration.scripted:
-            env = scripts.environment(place / "plugin", reference.said)
+            env = scripts.environment(place / "plugin", reference.continuations)
         with serve(configuration, place, env) as server:
             for concurrency in concurrencies:
                 if configuration.scripted:
-                    done = identity_scripts.run(server, configuration, reference.said, concurrency)
+                    done = identity_scripts.run(
+                        server, configuration, reference.continuations, concurrency
+                    )
                 else:
                     done = load.run(server, prompts, concurrency, MAX_NEW_TOKENS)
                 server.check_rest()
@@ -138,7 +135,7 @@ def measure_recurrent(
     """Long answers and conversations."""
     rows: list[Row] = []
     repeats: list[Repeat] = []
-    for number, configuration in enumerate(tqdm(configurations, unit=" pairs of servers")):
+    for number, configuration in enumerate(progress(configurations, unit="pairs of servers")):
         place = folder / f"recurrent-{number}"
         more, found = identity_recurrent.measure(configuration, place, prompts)
         rows += more
@@ -146,20 +143,14 @@ def measure_recurrent(
     return rows, repeats
 
 
-def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    """The command line."""
-    parser = argparse.ArgumentParser(prog="bench.exactness.identity", description="See the module.")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows there")
-    parser.add_argument("--model", choices=sorted(MATRICES), default="moe")
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the matrix; the exit status says whether every answer was identical."""
+    parser = report.new_parser("bench.exactness.identity", __doc__)
+    parser.add_argument("--model", choices=sorted(MATRICES), default="moe", help="default: moe")
     parser.add_argument("--quick", action="store_true", help="two configurations, 24 prompts")
     parser.add_argument("--prompts", type=int, default=300, metavar="N", help="default: 300")
     parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 8, 32], metavar="N")
-    return parser.parse_args(argv)
-
-
-def main() -> int:
-    """Run the matrix; the exit status says whether every answer was identical."""
-    given = parse()
+    given = parser.parse_args(argv)
     texts = [prompt.text for prompt in choose_prompts(given.model)]
     prompts = texts[: QUICK_PROMPTS if given.quick else given.prompts]
     begin = time.monotonic()
@@ -169,29 +160,22 @@ def main() -> int:
         rows = measure(matrix, given.concurrency, prompts, Path(name))
         more, repeats = measure_recurrent(recurrent, prompts, Path(name))
     rows += more
+    print(report.table((row._asdict() for row in rows), given.markdown))
+    if repeats:
+        print(report.table((repeat._asdict() for repeat in repeats), given.markdown))
     different = sum(row.prompts - row.identical for row in rows)
     different += sum(repeat.conversations - repeat.identical for repeat in repeats)
     keeping = {configuration.name for configuration in recurrent if configuration.strategy != LAZY}
     fewer = sum(repeat.fewer for repeat in repeats if repeat.configuration in keeping)
     print(
-        f"{len(rows)} passes, {sum(row.prompts for row in rows)} answers, "
+        f"{len(rows)} sweeps, {sum(row.prompts for row in rows)} answers, "
         f"{sum(row.tokens for row in rows)} tokens, "
         f"{sum(repeat.conversations for repeat in repeats)} turns of conversations, "
         f"{different} differences, {fewer} turns with less in the cache than plain decoding, "
         f"{time.monotonic() - begin:.0f} s"
     )
-    if given.json is not None:
-        arguments = {
-            "model": given.model,
-            "prompts": len(prompts),
-            "concurrency": given.concurrency,
-        }
-        result: dict[str, Any] = {
-            "rows": [row._asdict() for row in rows],
-            "repeats": [repeat._asdict() for repeat in repeats],
-            **provenance(arguments),
-        }
-        given.json.write_text(json.dumps(result, indent=1) + "\n")
+    given.prompts = len(prompts)
+    report.write_json(given, {"rows": rows, "repeats": repeats})
     return int(different + fewer > 0)
 
 

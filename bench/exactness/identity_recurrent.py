@@ -4,8 +4,6 @@ Plain decoding and ours are served with the same flags, so that they keep states
 prefixes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -41,14 +39,14 @@ class Repeat(NamedTuple):
 
 
 class Work(NamedTuple):
-    """Bodies of requests to plain decoding and to ours alike."""
+    """Requests that plain decoding and our worker both get."""
 
-    long: list[dict[str, Any]]  # answers across many boundaries
-    beside: list[dict[str, Any]]  # ordinary ones
-    conversations: list[list[dict[str, Any]]]  # of each its turns
+    long: list[dict[str, Any]]  # answers across many boundaries of kept states
+    beside: list[dict[str, Any]]  # ordinary ones, in flight with the long ones
+    conversations: list[list[dict[str, Any]]]  # by conversation, its turns
 
 
-class Said(NamedTuple):
+class Answers(NamedTuple):
     """The answers to it."""
 
     alone: load.Load  # the first long one
@@ -73,7 +71,7 @@ def measure(
         compare(f"{name} beside others", LONG_CONCURRENCY, expected.beside.answers, got.beside),
     ]
     repeats = [
-        compare_turn(configuration.name, turn, *(said.turns for said in (expected, got)))
+        compare_turn(configuration.name, turn, expected.turns, got.turns)
         for turn in range(len(TURNS))
     ]
     for row in rows:
@@ -84,7 +82,7 @@ def measure(
 
 
 def plan(plain: Client, prompts: Sequence[str]) -> Work:
-    """Conversations say a prompt twice and go on from its answer with the next prompt."""
+    """Each conversation sends a prompt twice, then its answer and the next prompt."""
     payloads = [
         {**greedy(prompt, MAX_NEW_TOKENS), "return_prompt_token_ids": True}
         for prompt in prompts[:BESIDE]
@@ -104,7 +102,7 @@ def plan(plain: Client, prompts: Sequence[str]) -> Work:
     )
 
 
-def answer(server: Client, work: Work) -> Said:
+def answer(server: Client, work: Work) -> Answers:
     """Everything, with an empty prefix cache before each part."""
     alone = ask(server, work.long[:1], 1)
     beside = ask(server, [*work.long, *work.beside], LONG_CONCURRENCY)
@@ -113,7 +111,7 @@ def answer(server: Client, work: Work) -> Said:
         [Answer.parse(one) for one in ask_all(server, conversation, concurrency=1)]
         for conversation in work.conversations
     ]
-    return Said(alone, beside, turns)
+    return Answers(alone, beside, turns)
 
 
 def compare_turn(
@@ -134,7 +132,7 @@ def compare_turn(
 
 
 def show_repeat(repeat: Repeat) -> None:
-    """Print it."""
+    """Print it as soon as it is known."""
     tqdm.write(
         f"{repeat.configuration:<45} {repeat.turn}: {repeat.identical}/{repeat.conversations} "
         f"identical, {repeat.cached_tokens} tokens cached, {repeat.cached_tokens_plain} with plain "

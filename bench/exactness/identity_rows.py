@@ -1,6 +1,4 @@
-"""One pass over prompts against its reference: asked, compared, shown."""
-
-from __future__ import annotations
+"""One sweep over the prompts against its reference: send, compare, show."""
 
 import sys
 import time
@@ -63,7 +61,7 @@ def compare(name: str, concurrency: int, expected: Sequence[Answer], done: load.
 
 
 def show(row: Row) -> None:
-    """Print a row."""
+    """Print a row as soon as it is known."""
     tqdm.write(
         f"{row.configuration:<45} c={row.concurrency:<3} {row.identical}/{row.prompts} identical, "
         f"tau {row.tau:.2f}, {row.verifies} verifies, {row.retractions} retractions, "

@@ -1,6 +1,4 @@
-"""Passes over prompts with scripted drafts: of every quality side by side, or worthless."""
-
-from __future__ import annotations
+"""Sweeps with scripted drafts: every accept length side by side, or none accepted."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -14,31 +12,31 @@ from launch.client import Client
 
 
 class Script(NamedTuple):
-    """How one request is drafted for."""
+    """The scripted drafts of one request."""
 
     rid: str
-    accepted: int | None  # drafts of every verify; None where they vary
+    accepted: int | None  # drafts in every verify; None: it varies
 
 
 class ScriptError(RuntimeError):
-    """The drafts were not those of the scripts: the pass proves nothing."""
+    """The drafts were not those of the scripts: the comparison proves nothing."""
 
 
 def run(
     server: Client,
     configuration: Configuration,
-    said: Sequence[scripts.Continuation],
+    continuations: Sequence[scripts.Continuation],
     concurrency: int,
 ) -> load.Load:
-    """One pass over the prompts of `said`.
+    """One sweep over the prompts of `continuations`.
 
     Raises:
         ScriptError: a verify accepted more or fewer drafts than the script has right.
     """
-    chosen = [script(configuration, place, concurrency) for place in range(len(said))]
+    chosen = [script(configuration, place, concurrency) for place in range(len(continuations))]
     payloads = [
         {**greedy(one.prompt_ids, MAX_NEW_TOKENS), "rid": script.rid}
-        for one, script in zip(said, chosen, strict=True)
+        for one, script in zip(continuations, chosen, strict=True)
     ]
     done = ask(server, payloads, concurrency)
     for (rid, accepted), answer in zip(chosen, done.answers, strict=True):

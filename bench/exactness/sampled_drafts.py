@@ -1,17 +1,13 @@
-"""Which accept rule pays for sampled requests: most likely drafts that match, or sampled drafts.
+"""Which accept rule is fastest for sampled requests: argmax drafts that match, or sampled drafts.
 
-    python -m bench.exactness.sampled_drafts --json result.json
-    python -m bench.exactness.sampled_drafts --prompts 30 --rounds 1
+    python -m bench.exactness sampled-drafts --json result.json
+    python -m bench.exactness sampled-drafts --prompts 30 --rounds 1
 
-Every server answers the same held-out prompts at every temperature. tau is the mean of committed
-tokens per verify with its standard error over prompts (delete-one jackknife of the ratio),
-tokens/s the median of the rounds. The environment is that of ``. launch/env.sh``.
+Every server answers the same held-out prompts at every temperature. tau, mean committed tokens per
+verify, comes with its standard error over prompts (delete-one jackknife of the ratio); tokens/s is
+the median of the rounds.
 """
 
-from __future__ import annotations
-
-import argparse
-import json
 import math
 import statistics
 import sys
@@ -23,11 +19,12 @@ from typing import Any, NamedTuple
 
 from tqdm import tqdm
 
+from bench import report
 from bench.harness.requests import ask_all, greedy
 from bench.harness.servers import TestedServer, settings
+from bench.progress import progress
 from dflash_sglang import zoo
 from launch.comparison import choose_prompts
-from launch.report import provenance
 
 TEMPERATURES = (0.6, 0.8, 1.0)
 DRAFT_TEMPERATURES = (0.3, 0.6, 1.0)
@@ -44,7 +41,7 @@ class Row(NamedTuple):
     """One rule at one temperature."""
 
     rule: str
-    draft_temperature: float | None  # None: the most likely drafts
+    draft_temperature: float | None  # None: argmax drafts
     temperature: float
     tau: float
     tau_se: float
@@ -53,9 +50,9 @@ class Row(NamedTuple):
 
 
 class Counted(NamedTuple):
-    """What a prompt's answers took."""
+    """All answers to one prompt."""
 
-    tokens: int  # without the first, which the prefill gives
+    tokens: int  # without the first one, which comes from prefill
     verifies: int
 
 
@@ -104,18 +101,20 @@ def measure_server(
             rule, draft_temperature, temperature, round(tau, 3), round(error, 3), rate, spread
         )
         rows.append(row)
-        show(row)
+        tqdm.write("  ".join(f"{name} {value}" for name, value in cells(row).items()))
     return rows
 
 
-def show(row: Row) -> None:
-    """Print a row."""
-    drafts = "argmax" if row.draft_temperature is None else f"q at {row.draft_temperature}"
-    tqdm.write(
-        f"{row.rule:<11} {drafts:<9} T={row.temperature}  tau {row.tau:6.3f} +- {row.tau_se:.3f}  "
-        f"{row.tokens_per_s:.0f} tokens/s ({row.tokens_per_s_range[0]:.0f}.."
-        f"{row.tokens_per_s_range[1]:.0f})"
-    )
+def cells(row: Row) -> dict[str, object]:
+    """A line of the table."""
+    low, high = row.tokens_per_s_range
+    return {
+        "rule": row.rule,
+        "drafts": "argmax" if row.draft_temperature is None else f"T {row.draft_temperature}",
+        "temperature": row.temperature,
+        "tau": f"{row.tau:.3f} +- {row.tau_se:.3f}",
+        "tokens/s": f"{row.tokens_per_s:.0f} ({low:.0f}..{high:.0f})",
+    }
 
 
 def measure(prompts: Sequence[str], rounds: int) -> list[Row]:
@@ -124,8 +123,8 @@ def measure(prompts: Sequence[str], rounds: int) -> list[Row]:
     cases: list[tuple[str, float | None]] = [("match", None)]
     cases += [(r, t) for r in ("token-wise", "block") for t in DRAFT_TEMPERATURES]
     rows: list[Row] = []
-    passes = len(cases) * len(TEMPERATURES) * rounds
-    with tempfile.TemporaryDirectory() as name, tqdm(total=passes, unit=" passes") as bar:
+    total = len(cases) * len(TEMPERATURES) * rounds
+    with tempfile.TemporaryDirectory() as name, progress(unit="rounds", total=total) as bar:
         for index, (rule, draft_temperature) in enumerate(cases):
             folder = Path(name) / str(index)
             chosen: dict[str, object] = {"width": "fixed"}
@@ -138,26 +137,16 @@ def measure(prompts: Sequence[str], rounds: int) -> list[Row]:
     return rows
 
 
-def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    """The command line."""
-    parser = argparse.ArgumentParser(
-        prog="bench.exactness.sampled_drafts", description="See the module."
-    )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows there")
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure every rule."""
+    parser = report.new_parser("bench.exactness.sampled_drafts", __doc__)
     parser.add_argument("--prompts", type=int, default=150, metavar="N", help="default: 150")
     parser.add_argument("--rounds", type=int, default=3, metavar="N", help="default: 3")
-    return parser.parse_args(argv)
-
-
-def main() -> int:
-    """Measure every rule."""
-    given = parse()
+    given = parser.parse_args(argv)
     texts = [prompt.text for prompt in choose_prompts("moe")]
     rows = measure(texts[: given.prompts], given.rounds)
-    if given.json is not None:
-        arguments = {"prompts": given.prompts, "rounds": given.rounds, "concurrency": CONCURRENCY}
-        result = {"rows": [row._asdict() for row in rows], **provenance(arguments)}
-        given.json.write_text(json.dumps(result, indent=1) + "\n")
+    print(report.table(map(cells, rows), given.markdown))
+    report.write_json(given, {"rows": rows}, concurrency=CONCURRENCY)
     return 0
 
 

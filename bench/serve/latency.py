@@ -1,6 +1,4 @@
-"""Latency of every request of a mixed load: speculation may let none starve."""
-
-from __future__ import annotations
+"""Latency of every request of a mixed load: no request may starve under speculation."""
 
 import statistics
 from typing import Any
@@ -17,7 +15,7 @@ NEW_TOKENS = 192
 def measure(plain: Server, ours: Server, rounds: int) -> dict[str, Any]:
     """The largest ratio of a request's latency to its latency with plain decoding.
 
-    The same requests, sent in the same order; of each the median of the rounds.
+    Both servers get the same requests in the same order; a latency is the median of the rounds.
     """
     texts = [prompt.text for prompt in choose_prompts("moe", REQUESTS)]
     payloads = [greedy(text, NEW_TOKENS) for text in texts]

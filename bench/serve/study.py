@@ -1,16 +1,13 @@
 """Serving speed with the verify width adaptive and fixed, beside plain decoding and SGLang's own.
 
-    python -m bench.serve.study --json docs/data/width.json
-    python -m bench.serve.study --rounds 1 --only random        # one workload
+    python -m bench.serve study --json docs/data/width.json
+    python -m bench.serve study --rounds 1 --only random        # one workload
 
 All servers stay up and take turns, workload by workload and round by round, so that a busy minute
-of the machine hits every one of them; waiting servers sleep. Every answer is compared with plain
-decoding's. Exit status 1 when one differs. The environment is that of ``. launch/env.sh``.
+of the machine affects all of them; waiting servers sleep. Every answer is compared with plain
+decoding's. Exit status 1 if one differs.
 """
 
-from __future__ import annotations
-
-import argparse
 import json
 import statistics
 import sys
@@ -21,18 +18,16 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tqdm import tqdm
-
+from bench import report
 from bench.harness import checkpoints
-from bench.serve import latency as serve_latency
-from bench.serve import switch as serve_switch
+from bench.progress import progress
+from bench.serve import latency, switch
 from dflash_sglang import cpu, zoo
 from launch import load
 from launch.comparison import choose_prompts
-from launch.report import provenance
 from launch.serving import Server
 
-# Concurrency to prompts of a pass: some seconds of plain decoding, most of them at full load.
+# Prompts of a sweep by concurrency: some seconds of plain decoding, most of them at full load.
 PROMPTS = {1: 36, 8: 96, 32: 256}
 CONCURRENCIES = tuple(PROMPTS)
 MAX_NEW_TOKENS = 192
@@ -46,7 +41,7 @@ class Mode(NamedTuple):
 
     mode: str  # plain, builtin (SGLang's own worker) or dflash (ours)
     drafter: str
-    block_size: int | str  # of ours the verify width; 1: no speculation
+    block_size: int | str  # of our worker the verify width; 1: no speculation
 
 
 PLAIN = Mode("plain", NONE, 1)
@@ -64,10 +59,10 @@ MODES = (
 
 
 class Workload(NamedTuple):
-    """Prompts, and who answers them at which concurrency."""
+    """Prompts and the modes that answer them."""
 
     name: str
-    prompts: Sequence[str]  # the first `PROMPTS` of them in each pass, or all
+    prompts: Sequence[str]  # the first `PROMPTS[concurrency]` of them in each sweep, or all
     modes: Sequence[Mode]
 
 
@@ -87,7 +82,7 @@ class Row(NamedTuple):
 
 
 def workloads() -> list[Workload]:
-    """What is measured."""
+    """Everything that is measured."""
     mixed = [prompt.text for prompt in choose_prompts("moe", max(PROMPTS.values()))]
     pairs = zip(*(zoo.prompts("moe")[family] for family in LOW), strict=True)
     low = [prompt.text for pair in pairs for prompt in pair]
@@ -117,7 +112,7 @@ def make_server(mode: Mode, folder: Path, max_running: int) -> Server:
         env = {"DFLASH_SGLANG_WORKER": "builtin"}
         args += ["--speculative-dflash-block-size", str(mode.block_size)]
     if mode.mode == "dflash":
-        settings = {} if mode.block_size == ADAPTIVE else {"width": "fixed"}
+        settings: dict[str, object] = {} if mode.block_size == ADAPTIVE else {"width": "fixed"}
         if mode.block_size not in (ADAPTIVE, 16):
             settings["max_width"] = mode.block_size
         file = folder / f"{mode.drafter}-{mode.block_size}.json"
@@ -126,14 +121,14 @@ def make_server(mode: Mode, folder: Path, max_running: int) -> Server:
     return Server(zoo.path("moe").verifier, drafter, args=args, env=env)
 
 
-Passes = dict[tuple[str, Mode, int], list[load.Load]]
+Sweeps = dict[tuple[str, Mode, int], list[load.Load]]
 
 
-def measure(servers: Mapping[Mode, Server], chosen: Sequence[Workload], rounds: int) -> Passes:
-    """All passes; those of a round follow one another."""
-    passes: Passes = defaultdict(list)
+def measure(servers: Mapping[Mode, Server], chosen: Sequence[Workload], rounds: int) -> Sweeps:
+    """All sweeps over the prompts; those of a round follow one another."""
+    sweeps: Sweeps = defaultdict(list)
     total = rounds * sum(len(one.modes) * len(CONCURRENCIES) for one in chosen)
-    with tqdm(total=total, unit=" passes") as bar:
+    with progress(unit="sweeps", total=total) as bar:
         for workload in chosen:
             for number in range(1 + rounds):  # one to warm up
                 for concurrency in CONCURRENCIES:
@@ -142,16 +137,16 @@ def measure(servers: Mapping[Mode, Server], chosen: Sequence[Workload], rounds: 
                     for mode in workload.modes:
                         done = load.run(servers[mode], prompts, concurrency, MAX_NEW_TOKENS)
                         if number:
-                            passes[workload.name, mode, concurrency].append(done)
+                            sweeps[workload.name, mode, concurrency].append(done)
                             bar.update()
-    return passes
+    return sweeps
 
 
-def rows_of(passes: Passes) -> list[Row]:
-    """Medians, and speed-ups over the plain pass of the same round."""
+def rows_of(sweeps: Sweeps) -> list[Row]:
+    """Medians, and speed-ups over the plain sweep of the same round."""
     rows = []
-    for (workload, mode, concurrency), loads in passes.items():
-        plain = passes[workload, PLAIN, concurrency]
+    for (workload, mode, concurrency), loads in sweeps.items():
+        plain = sweeps[workload, PLAIN, concurrency]
         rates = [one.tokens_per_s for one in loads]
         ratios = [rate / base.tokens_per_s for rate, base in zip(rates, plain, strict=True)]
         rows.append(
@@ -173,32 +168,34 @@ def rows_of(passes: Passes) -> list[Row]:
     return rows
 
 
-def show(rows: Sequence[Row]) -> None:
-    """Print the rows as Markdown."""
-    head = "workload, mode, drafter, c, width, tokens/s (min..max), tau, speed-up, identical"
-    print("| " + head.replace(", ", " | ") + " |")
-    print("|---" * (head.count(", ") + 1) + "|")
-    for row in rows:
-        spread = f"{min(row.tokens_per_s_rounds):.0f}..{max(row.tokens_per_s_rounds):.0f}"
-        print(
-            f"| {row.workload} | {row.mode} | {row.drafter} | {row.concurrency} | {row.block_size} "
-            f"| {row.tokens_per_s:.0f} ({spread}) | {row.tau:.2f} | {row.speedup:.2f}x "
-            f"| {'yes' if row.identical else 'NO'} |"
-        )
+def cells(row: Row) -> dict[str, object]:
+    """A line of the table."""
+    rounds = row.tokens_per_s_rounds
+    return {
+        "workload": row.workload,
+        "mode": row.mode,
+        "drafter": row.drafter,
+        "concurrency": row.concurrency,
+        "width": row.block_size,
+        "tokens/s": f"{row.tokens_per_s:.0f}",
+        "min..max": f"{min(rounds):.0f}..{max(rounds):.0f}",
+        "tau": f"{row.tau:.2f}",
+        "speed-up": f"{row.speedup:.2f}x",
+        "identical": row.identical,
+    }
 
 
-def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    """The command line."""
-    parser = argparse.ArgumentParser(prog="bench.serve.study", description="See the module.")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the result there")
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure; the exit status says whether every answer equals plain decoding's."""
+    parser = report.new_parser("bench.serve.study", __doc__, result="result")
     parser.add_argument("--rounds", type=int, default=5, metavar="N", help="default: 5")
-    parser.add_argument("--only", metavar="NAME", help="one workload, without stream and latency")
-    return parser.parse_args(argv)
-
-
-def main() -> int:
-    """Measure; the exit status says whether every answer was plain decoding's."""
-    given = parse()
+    parser.add_argument(
+        "--only",
+        choices=[one.name for one in workloads()],
+        metavar="NAME",
+        help="measure one workload, without the changing stream and latency: %(choices)s",
+    )
+    given = parser.parse_args(argv)
     chosen = [one for one in workloads() if given.only in (None, one.name)]
     needed = dict.fromkeys(mode for one in chosen for mode in one.modes)
     result: dict[str, Any] = {}
@@ -209,19 +206,18 @@ def main() -> int:
         for server in servers.values():
             stack.enter_context(server)
         rows = rows_of(measure(servers, chosen, given.rounds))
-        show(rows)
-        result["rows"] = [row._asdict() for row in rows]
+        print(report.table(map(cells, rows), given.markdown))
+        result["rows"] = rows
         if given.only is None:
-            fixed = {
-                m: s for m, s in servers.items() if m.mode == "dflash" and m.drafter == TRAINED
+            trained = {
+                str(mode.block_size): server
+                for mode, server in servers.items()
+                if mode.mode == "dflash" and mode.drafter == TRAINED
             }
-            named = {str(mode.block_size): server for mode, server in fixed.items()}
-            named["1"] = servers[PLAIN]
-            result["stream"] = serve_switch.measure(named, ADAPTIVE, given.rounds)
-            result["latency"] = serve_latency.measure(servers[PLAIN], servers[OURS], given.rounds)
-    if given.json is not None:
-        result.update(provenance({"rounds": given.rounds}))
-        given.json.write_text(json.dumps(result, indent=1) + "\n")
+            by_width = {**trained, "1": servers[PLAIN]}
+            result["stream"] = switch.measure(by_width, ADAPTIVE, given.rounds)
+            result["latency"] = latency.measure(servers[PLAIN], servers[OURS], given.rounds)
+    report.write_json(given, result)
     return int(not all(row.identical for row in rows))
 
 

@@ -1,6 +1,4 @@
-"""A stream whose middle third the drafter cannot serve: how fast the width follows."""
-
-from __future__ import annotations
+"""A stream whose middle third the drafter cannot predict: how fast the width follows."""
 
 import random
 import statistics
@@ -14,13 +12,13 @@ from launch.comparison import choose_prompts
 from launch.serving import Server
 
 CONCURRENCY = 8
-GOOD_TOKENS = 192  # at most: they end by themselves
+GOOD_TOKENS = 192  # at most: these answers end with a stop token
 BAD = 96  # prompts of random tokens
-# Tokens of their answers. Requests of equal length would end together, and be prefilled together,
-# at width 1 only: no stream of real requests does plain decoding that favour.
+# Tokens of their answers. At width 1, requests of equal length would end together and be
+# prefilled together, which would favour plain decoding and does not happen in real traffic.
 BAD_TOKENS = (48, 144)
 POLL_S = 0.1
-# A width is dominant once it served this share of the steps between two looks.
+# A width is dominant once this share of the steps between two samples had it.
 DOMINANT = 0.6
 
 
@@ -38,29 +36,29 @@ def thirds(seed: int = 0) -> list[list[dict[str, Any]]]:
 
 
 class WidthWatch(threading.Thread):
-    """Looks at the widths that a server's steps had."""
+    """Samples the widths of a server's steps."""
 
     def __init__(self, server: Server) -> None:
         super().__init__(daemon=True)
         self._server = server
         self._done = threading.Event()
-        self.looks: list[tuple[float, dict[int, int]]] = []  # when, steps by width so far
+        self.samples: list[tuple[float, dict[int, int]]] = []  # time, steps by width so far
 
     def run(self) -> None:
-        """Look until told to stop."""
+        """Sample until `stop`."""
         while not self._done.wait(POLL_S):
             state = self._server.server_info()["internal_states"][0]["dflash"]
             steps = {int(width): count for width, count in state["steps_by_width"].items()}
-            self.looks.append((time.perf_counter(), steps))
+            self.samples.append((time.perf_counter(), steps))
 
     def stop(self) -> None:
-        """Look no more."""
+        """End the thread."""
         self._done.set()
         self.join()
 
     def settled_after(self, begin: float, wide: bool) -> float | None:
         """Seconds until most steps are wide (or narrow: at most 2 tokens); None if never."""
-        for (_, before), (when, after) in zip(self.looks, self.looks[1:], strict=False):
+        for (_, before), (when, after) in zip(self.samples, self.samples[1:], strict=False):
             steps = {width: after[width] - before[width] for width in after}
             total = sum(steps.values())
             if when < begin or total == 0:
@@ -75,9 +73,9 @@ def measure(servers: Mapping[str, Server], adaptive: str, rounds: int) -> dict[s
     """Tokens/s of every third, for every way to choose the width.
 
     Args:
-        servers: by width; one of them is `adaptive`.
-        adaptive: its name.
-        rounds: how often.
+        servers: by width, `adaptive` among them.
+        adaptive: the key of the server that adapts its width.
+        rounds: how often everything is measured.
     """
     parts = thirds()
     rates: dict[str, list[list[float]]] = {name: [] for name in servers}
@@ -93,8 +91,8 @@ def measure(servers: Mapping[str, Server], adaptive: str, rounds: int) -> dict[s
     }
     best = [max(medians[name][i] for name in servers if name != adaptive) for i in range(3)]
     share = [round(medians[adaptive][i] / best[i], 3) for i in range(3)]
-    print(f"stream, tokens/s a third: {medians}; adaptive / best fixed: {share}")
-    print(f"seconds until the width followed, to narrow and back: {switches}")
+    print(f"stream, tokens/s of its thirds by width: {medians}; adaptive / best fixed: {share}")
+    print(f"seconds until the width followed, to narrow and back, in each round: {switches}")
     return {
         "concurrency": CONCURRENCY,
         "tokens_per_s": medians,

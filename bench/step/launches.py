@@ -1,31 +1,28 @@
-"""How many ops a steady decode step dispatches outside the two model forwards, ours and SGLang's.
+"""Ops that a steady decode step dispatches outside the two model forwards, ours and SGLang's.
 
-    python -m bench.step.launches [--json FILE]
+    python -m bench.step launches [--json FILE]
 
 Both workers run their own code on fake CUDA tensors (`bench/harness/fake_gpu`): an overlapped
 server, one rank, the whole block verified, context KV in bfloat16. An op is counted when it makes
 or changes memory on the device; views and allocations are not. Two of ours are two launches each:
-`draft_tail`, which is inside the draft graph, and `accept_sampled`. Planning attention is the
-attention backend's and the same for both; it is not counted.
+`draft_tail`, which is inside the draft graph, and `accept_sampled`. The attention plan is
+SGLang's FlashInfer backend's, for both workers alike, and has a section of its own.
 """
 
-from __future__ import annotations
-
-import argparse
+import sys
 from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 from unittest import mock
 
 from torch import Tensor
 
+from bench import report
 from bench.harness.fake_gpu.capture_guard import SECTIONS, CaptureGuard
 from bench.harness.fake_gpu.fakes import FakeServer, fake_gpu
 from bench.harness.fake_gpu.sglang_worker import SGLangStep
 from bench.harness.fake_gpu.traffic import BLOCK, Traffic, make_batch, new
-from bench.kernels.__main__ import print_table, write_json
 from dflash_sglang.core.sampled_draft import Candidates
 from dflash_sglang.step import worker as worker_module
 from dflash_sglang.step.state import DraftState
@@ -127,19 +124,14 @@ def _names(ops: Sequence[str]) -> str:
     return ", ".join(short[op] + (f" x{n}" if n > 1 else "") for op, n in counted.items())
 
 
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> int:
     """Count and print."""
-    parser = argparse.ArgumentParser(
-        prog="bench.step.launches",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--json", type=Path, help="write the rows here")
-    options = parser.parse_args()
+    given = report.new_parser("bench.step.launches", __doc__).parse_args(argv)
     rows = [row._asdict() for row in count_all()]
-    print_table(rows)
-    write_json(options.json, rows)
+    print(report.table(rows, given.markdown))
+    report.write_rows(given.json, rows)
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

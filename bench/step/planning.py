@@ -1,10 +1,8 @@
-"""What planning attention dispatches: SGLang's FlashInfer planner for captured verifies, on fakes.
+"""Ops that planning attention dispatches: SGLang's FlashInfer planner for captured verifies.
 
 FlashInfer's own plan is C++; in its place one op is counted, the copy of its work list to the
 device.
 """
-
-from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial

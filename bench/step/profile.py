@@ -1,39 +1,37 @@
-"""Where the time of a decode step goes on a CPU, and what its passes alone would allow.
+"""Where the time of a decode step goes on a CPU, and what its forwards alone would allow.
 
-    python -m bench.step.profile --json docs/data/step_profile.json
+    python -m bench.step profile --json docs/data/step_profile.json
 
 Plain decoding and three fixed widths serve held-out prompts at three concurrencies; in the
-scheduler a plugin (`harness/server_side/step_times.py`) times the parts of every step without a
-prefill behind it. Two ratios to plain decoding follow, prefills left out:
+scheduler a plugin (`bench/harness/server_side/step_times.py`) times the parts of every step that
+no prefill precedes. Two speed-ups over plain decoding follow, without prefills:
 
     decode   tau * plain step / step
-    bound    tau * plain step / (draft pass + verify pass)
+    bound    tau * plain step / (draft forward + verify forward)
 
-the second as if scheduling, accepting and context KV took no time. The environment is that of
-``. launch/env.sh``.
+The bound is what would be left if scheduling, accepting and context KV took no time.
 """
 
-from __future__ import annotations
-
-import argparse
 import json
 import statistics
+import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from bench import report
 from bench.harness import scripts
+from bench.progress import progress
 from dflash_sglang import zoo
 from launch import load
 from launch.comparison import choose_prompts
-from launch.report import provenance
 from launch.serving import Server
 
 CONCURRENCIES = (1, 8, 32)
 WIDTHS = (4, 8, 16)
-PROMPTS, MAX_NEW_TOKENS, PASSES = 64, 192, 3
-LEAST = 5  # steps of a batch size that a median is taken of
+PROMPTS, MAX_NEW_TOKENS, SWEEPS = 64, 192, 3
+MIN_STEPS = 5  # of a batch size, to take a median of
 
 
 class Row(NamedTuple):
@@ -74,17 +72,17 @@ def profile(width: int, folder: Path) -> tuple[dict[int, float], Times]:
         pair.verifier, drafter, args=args, env={**env, "DFLASH_STEP_TIMES": str(times)}
     ) as server:
         for concurrency in CONCURRENCIES:
-            passes = [load.run(server, prompts, concurrency, MAX_NEW_TOKENS) for _ in range(PASSES)]
-            taus[concurrency] = load.tau(a for one in passes for a in one.answers)
+            sweeps = [load.run(server, prompts, concurrency, MAX_NEW_TOKENS) for _ in range(SWEEPS)]
+            taus[concurrency] = load.tau(a for one in sweeps for a in one.answers)
     return taus, json.loads(times.read_text())
 
 
 def rows_of(width: int, taus: Mapping[int, float], times: Times, plain: Times) -> list[Row]:
-    """One row a concurrency, of the steps in which all its requests ran."""
+    """One row a concurrency, from the steps in which all its requests ran."""
     rows = []
     for concurrency in CONCURRENCIES:
         parts = times[str(concurrency)]
-        assert len(parts["step"]) >= LEAST, f"{len(parts['step'])} steps at batch {concurrency}"
+        assert len(parts["step"]) >= MIN_STEPS, f"{len(parts['step'])} steps at batch {concurrency}"
         took = {name: 1000 * statistics.median(values) for name, values in parts.items()}
         draft, verify = took.get("draft", 0.0), took.get("verify", took.get("plain", 0.0))
         context_kv, accept = took.get("context KV", 0.0), took.get("accept", 0.0)
@@ -107,25 +105,21 @@ def rows_of(width: int, taus: Mapping[int, float], times: Times, plain: Times) -
     return rows
 
 
-def main() -> None:
-    """Profile, print, and write what was asked for."""
-    parser = argparse.ArgumentParser(prog="bench.step.profile", description="See the module.")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows there")
-    given = parser.parse_args()
+def main(argv: Sequence[str] | None = None) -> int:
+    """Profile, print, write."""
+    given = report.new_parser("bench.step.profile", __doc__).parse_args(argv)
     rows: list[Row] = []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         taus, plain = profile(1, folder)
         rows += rows_of(1, taus, plain, plain)
-        for width in WIDTHS:
+        for width in progress(WIDTHS, unit="widths"):
             rows += rows_of(width, *profile(width, folder), plain)
-    print("| " + " | ".join(Row._fields) + " |\n" + "|---" * len(Row._fields) + "|")
-    for row in sorted(rows, key=lambda one: (one.batch, one.width)):
-        print("| " + " | ".join(f"{value:g}" for value in row) + " |")
-    if given.json is not None:
-        result = {"rows": [row._asdict() for row in rows], **provenance({"passes": PASSES})}
-        given.json.write_text(json.dumps(result, indent=1) + "\n")
+    by_batch = sorted(rows, key=lambda one: (one.batch, one.width))
+    print(report.table((row._asdict() for row in by_batch), given.markdown))
+    report.write_json(given, {"rows": rows}, passes=SWEEPS)
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
