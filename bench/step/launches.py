@@ -89,7 +89,7 @@ class _LoadedWorker(DFlashWorker):
 
     def __init__(self, server: FakeServer) -> None:
         self._server = server
-        super().__init__(None, 0, 0, server.target_worker)  # type: ignore[arg-type]
+        super().__init__(None, 0, 0, server.target_worker)
 
     def _build_draft_worker(self, *_: Any) -> None:
         self._draft_runner = self._server.draft_runner

@@ -101,7 +101,7 @@ def rows_of(width: int, taus: Mapping[int, float], times: Times, plain: Times) -
             decode=gain / took["step"],
             bound=gain / (draft + verify),
         )
-        rows.append(Row(*(round(value, 3) for value in row)))
+        rows.append(Row._make(round(value, 3) for value in row))
     return rows
 
 

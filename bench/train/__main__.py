@@ -1,207 +1,28 @@
-"""Train an embedded pair from nothing but a seed.
+"""Train an embedded pair, verifier and drafter, from nothing but a seed.
 
     python -m bench.train --work FOLDER [--model moe|hybrid]
 
-The stages (data, verifier, drafter, pack, evaluate) write into FOLDER and are skipped when their
-result is there, so an interrupted run goes on where it was; a copy of FOLDER/pair is what
-dflash_sglang/zoo/MODEL holds. The data are the same for every pair. One quiet core takes about an
-hour for the MoE pair (1.2 s a step of the verifier, 0.4 s a step of the drafter), half of that for
-the hybrid one (0.6 s and 0.4 s).
+The stages (data, verifier, drafter, pack, evaluate) write into FOLDER and are skipped if their
+result exists, so that an interrupted run continues where it stopped. FOLDER/pair is what
+dflash_sglang/zoo/MODEL holds. All pairs share their data. One quiet core takes about an hour for
+the MoE pair (1.2 s a step of the verifier, 0.4 s a step of the drafter), and half of that for the
+hybrid pair (0.6 s and 0.4 s).
 """
 
-import argparse
-import json
-import math
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import numpy as np
 import torch
-import torch.nn.functional as F
-from tokenizers import Tokenizer
 
-from bench.train import card as pair_card
-from bench.train import data as pair_data
-from bench.train import drafter as pair_drafter
-from bench.train import eval as pair_eval
-from bench.train import export as pair_export
-from bench.train.data import Exchange
-from bench.train.fit import Measures, fit
-from bench.train.models import Verifier
-from bench.train.recipes import RECIPES, PairRecipe
-from dflash_sglang.drafter.checkpoint import load_config
-from dflash_sglang.drafter.reference import DraftModel
-
-SEED = 20
-TOKENIZER_DOCUMENTS = 20_000
-CORPUS_DOCUMENTS = 160_000
-HELD_OUT_PER_FAMILY = 60
-SPECULATED_PER_FAMILY = 30
-BATCH_TOKENS = 2048  # padded tokens of one forward pass
-STEP_BATCHES = 2  # forward passes of a verifier step
-DRAFTER_BATCH_TOKENS = 1024  # padded tokens of a drafter step; every row is cut into blocks
-BALANCE_WEIGHT = 0.01
-
-
-def data_stage(work: Path) -> None:
-    """Tokenizer, training corpus and held-out exchanges."""
-    tokenizer = pair_data.train_tokenizer(SEED, TOKENIZER_DOCUMENTS, work / "tokenizer.json")
-    held_out = pair_data.held_out_exchanges(SEED + 1, HELD_OUT_PER_FAMILY)
-    listed = {family: [e._asdict() for e in found] for family, found in held_out.items()}
-    (work / "held_out.json").write_text(json.dumps(listed, indent=1), encoding="utf-8")
-    corpus = pair_data.build_corpus(tokenizer, SEED + 2, CORPUS_DOCUMENTS)
-    pair_data.save_corpus(corpus, work / "corpus.npz")
-    print(
-        f"{len(corpus)} documents, {len(corpus.ids)} tokens, {corpus.answer.mean():.2f} in answers"
-    )
-
-
-def verifier_stage(work: Path, recipe: PairRecipe, compiled: bool) -> None:
-    """Train the verifier; the state ends in verifier.pt, the history in verifier.json."""
-    torch.manual_seed(SEED)
-    model = Verifier(recipe.shape)
-    if compiled:
-        model.compile_layers()
-    corpus = pair_data.load_corpus(work / "corpus.npz")
-    held_out = _held_out_corpus(work)
-    plan = pair_data.batch_plan(corpus, SEED, BATCH_TOKENS)
-
-    def step_loss(step: int) -> float:
-        groups = (
-            plan[i % len(plan)] for i in range(step * STEP_BATCHES, (step + 1) * STEP_BATCHES)
-        )
-        return verifier_step(model, [pair_data.pad(corpus, group) for group in groups])
-
-    history = fit(
-        model,
-        recipe.verifier,
-        step_loss,
-        lambda: verifier_measures(model, held_out),
-        work / "verifier.pt",
-    )
-    (work / "verifier.json").write_text(
-        json.dumps({"recipe": recipe.verifier._asdict(), "history": history})
-    )
-
-
-def verifier_step(model: Verifier, batches: list[pair_data.Batch]) -> float:
-    """Accumulate the gradients of one step; the loss is the mean over answer tokens."""
-    total = sum(int(batch.answer[:, 1:].sum()) for batch in batches)
-    summed = 0.0
-    for batch in batches:
-        out = model(batch.ids)
-        told = batch.answer[:, 1:]
-        loss = F.cross_entropy(
-            model.logits(out.hidden[:, :-1][told]), batch.ids[:, 1:][told], reduction="sum"
-        )
-        ((loss / total) + BALANCE_WEIGHT * out.balance_loss / len(batches)).backward()
-        summed += loss.item()
-    return summed / total
-
-
-@torch.no_grad()
-def verifier_measures(model: Verifier, held_out: pair_data.Corpus) -> Measures:
-    """Perplexity and top-1 accuracy over held-out answer tokens."""
-    nll, hits, count = 0.0, 0, 0
-    for group in pair_data.group_by_length(held_out, np.arange(len(held_out)), BATCH_TOKENS):
-        batch = pair_data.pad(held_out, group)
-        told = batch.answer[:, 1:]
-        logits = model.logits(model(batch.ids).hidden[:, :-1][told])
-        targets = batch.ids[:, 1:][told]
-        nll += F.cross_entropy(logits, targets, reduction="sum").item()
-        hits += int((logits.argmax(-1) == targets).sum())
-        count += len(targets)
-    return {
-        "held_out_ppl": round(math.exp(nll / count), 5),
-        "held_out_top1": round(hits / count, 5),
-    }
-
-
-def drafter_stage(work: Path, recipe: PairRecipe, compiled: bool) -> None:
-    """Train the drafter; the state ends in drafter.pt, the history in drafter.json."""
-    verifier = load_trained(work, recipe)
-    if compiled:
-        verifier.compile_layers()
-    torch.manual_seed(SEED)
-    drafter = DraftModel(pair_drafter.draft_config(verifier, recipe.taps))
-    for param in drafter.parameters():
-        if param.ndim == 2:
-            torch.nn.init.normal_(param, std=0.02)
-    corpus, held_out = pair_data.load_corpus(work / "corpus.npz"), _held_out_corpus(work)
-    plan = pair_data.batch_plan(corpus, SEED + 3, DRAFTER_BATCH_TOKENS)
-
-    def step_loss(step: int) -> float:
-        generator = torch.Generator().manual_seed(step)
-        batch = pair_data.pad(corpus, plan[step % len(plan)])
-        return pair_drafter.drafter_step(drafter, verifier, batch, generator)
-
-    def measure() -> Measures:
-        return pair_drafter.drafter_measures(drafter, verifier, held_out, BATCH_TOKENS)
-
-    history = fit(drafter, recipe.drafter, step_loss, measure, work / "drafter.pt")
-    (work / "drafter.json").write_text(
-        json.dumps({"recipe": recipe.drafter._asdict(), "history": history})
-    )
-
-
-def pack_stage(work: Path, recipe: PairRecipe) -> None:
-    """Write both models in bfloat16 under pair/."""
-    verifier = load_trained(work, recipe)
-    drafter = DraftModel(pair_drafter.draft_config(verifier, recipe.taps))
-    drafter.load_state_dict(torch.load(work / "drafter.pt", weights_only=True)["model"])
-    pair_export.export_verifier(verifier, work / "tokenizer.json", work / "pair" / "verifier")
-    pair_export.export_drafter(drafter, work / "pair" / "drafter")
-    listed = {
-        family: [{"question": e.question, "answer": e.reference} for e in found]
-        for family, found in held_out_exchanges(work).items()
-    }
-    text = json.dumps(listed, indent=1, ensure_ascii=False)
-    (work / "pair" / "prompts.json").write_text(text + "\n", encoding="utf-8")
-
-
-def evaluate_stage(work: Path, name: str) -> None:
-    """Measure the packed pair on held-out prompts and write pair/eval.json and pair/CARD.md."""
-    pair = work / "pair"
-    measured = pair_eval.evaluate(
-        pair / "verifier",
-        pair / "drafter",
-        held_out_exchanges(work),
-        blocks=(4, 8, 16),
-        speculated=SPECULATED_PER_FAMILY,
-    )
-    for part in ("verifier", "drafter"):
-        measured[part] = json.loads((work / f"{part}.json").read_text(encoding="utf-8"))
-        measured[part]["parameters"] = pair_card.parameters(pair / part)
-    (pair / "eval.json").write_text(json.dumps(measured, indent=1) + "\n", encoding="utf-8")
-    card = pair_card.render(name, measured, RECIPES[name], load_config(pair / "drafter"))
-    (pair / "CARD.md").write_text(card, encoding="utf-8")
-
-
-def load_trained(work: Path, recipe: PairRecipe) -> Verifier:
-    """The trained verifier, its weights rounded to bfloat16 as they are served."""
-    verifier = Verifier(recipe.shape)
-    verifier.load_state_dict(torch.load(work / "verifier.pt", weights_only=True)["model"])
-    with torch.no_grad():
-        for param in verifier.parameters():
-            param.copy_(param.bfloat16())
-    return verifier.requires_grad_(False)
-
-
-def held_out_exchanges(work: Path) -> dict[str, list[Exchange]]:
-    """What the data stage kept from training, by family."""
-    listed = json.loads((work / "held_out.json").read_text(encoding="utf-8"))
-    return {family: [Exchange(**e) for e in found] for family, found in listed.items()}
-
-
-def _held_out_corpus(work: Path, per_family: int = 16) -> pair_data.Corpus:
-    tokenizer = Tokenizer.from_file(str(work / "tokenizer.json"))
-    chosen = [e for found in held_out_exchanges(work).values() for e in found[:per_family]]
-    return pair_data.pack([pair_data.encode(tokenizer, [exchange]) for exchange in chosen])
+from bench import report
+from bench.train import stages
+from bench.train.recipes import RECIPES
 
 
 def run_stage(name: str, result: Path, stage: Callable[[], None]) -> None:
-    """Run a stage unless its result exists."""
+    """Run a stage, unless its result exists."""
     if result.exists():
         print(f"== {name}: {result.name} exists, skipped", flush=True)
         return
@@ -211,30 +32,31 @@ def run_stage(name: str, result: Path, stage: Callable[[], None]) -> None:
     print(f"== {name} took {(time.monotonic() - started) / 60:.1f} min", flush=True)
 
 
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> int:
     """Run all stages that have no result yet."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = report.new_parser("bench.train", __doc__, result=None)
     parser.add_argument("--work", type=Path, required=True, help="folder of intermediate results")
     parser.add_argument("--model", default="moe", choices=RECIPES, help="default: moe")
-    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--threads", type=int, default=1, metavar="N", help="default: 1")
     parser.add_argument(
         "--no-compile", action="store_true", help="do without a C++ compiler: slower"
     )
-    args = parser.parse_args()
-    torch.set_num_threads(args.threads)
-    work: Path = args.work
+    given = parser.parse_args(argv)
+    torch.set_num_threads(given.threads)
+    work: Path = given.work
     work.mkdir(parents=True, exist_ok=True)
-    recipe, compiled = RECIPES[args.model], not args.no_compile
-    stages: list[tuple[str, str, Callable[[], None]]] = [
-        ("data", "corpus.npz", lambda: data_stage(work)),
-        ("verifier", "verifier.json", lambda: verifier_stage(work, recipe, compiled)),
-        ("drafter", "drafter.json", lambda: drafter_stage(work, recipe, compiled)),
-        ("pack", "pair/prompts.json", lambda: pack_stage(work, recipe)),
-        ("evaluate", "pair/CARD.md", lambda: evaluate_stage(work, args.model)),
+    recipe, compiled = RECIPES[given.model], not given.no_compile
+    todo: list[tuple[str, str, Callable[[], None]]] = [
+        ("data", "corpus.npz", lambda: stages.data_stage(work)),
+        ("verifier", "verifier.json", lambda: stages.verifier_stage(work, recipe, compiled)),
+        ("drafter", "drafter.json", lambda: stages.drafter_stage(work, recipe, compiled)),
+        ("pack", "pair/prompts.json", lambda: stages.pack_stage(work, recipe)),
+        ("evaluate", "pair/CARD.md", lambda: stages.evaluate_stage(work, given.model)),
     ]
-    for name, result, stage in stages:
+    for name, result, stage in todo:
         run_stage(name, work / result, stage)
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -11,14 +11,14 @@ import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor
 
-from bench.train import grammar as pair_grammar
+from bench.train import grammar
 from bench.train.grammar import Exchange
 
 SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|mask|>")
 PAD_ID, END_ID, MASK_ID = 0, 2, 3
 VOCAB_SIZE = 1024
-# Words with their leading space, single digits, runs of signs, line breaks: one digit a token keeps
-# arithmetic column by column.
+# Words with their leading space, single digits, groups of signs, line breaks. One digit a token:
+# arithmetic stays column by column.
 _SPLIT = r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 CHAT_TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
@@ -53,13 +53,13 @@ def chat(question: str) -> str:
 
 def training_exchanges(seed: int) -> Iterator[Exchange]:
     """The endless stream without held-out answers."""
-    return (e for e in pair_grammar.exchanges(seed) if not pair_grammar.held_out(e))
+    return (e for e in grammar.exchanges(seed) if not grammar.held_out(e))
 
 
 def held_out_exchanges(seed: int, per_family: int) -> dict[str, list[Exchange]]:
     """Distinct held-out questions, `per_family` of each family."""
-    found: dict[str, dict[str, Exchange]] = {family: {} for family in pair_grammar.FAMILIES}
-    for exchange in filter(pair_grammar.held_out, pair_grammar.exchanges(seed)):
+    found: dict[str, dict[str, Exchange]] = {family: {} for family in grammar.FAMILIES}
+    for exchange in filter(grammar.held_out, grammar.exchanges(seed)):
         questions = found[exchange.family]
         if len(questions) < per_family:
             questions.setdefault(exchange.question, exchange)
@@ -97,10 +97,10 @@ def encode(tokenizer: Tokenizer, turns: list[Exchange]) -> tuple[list[int], list
     ids: list[int] = []
     answer: list[bool] = []
     for turn in turns:
-        asked = tokenizer.encode(chat(turn.question)).ids
-        told = tokenizer.encode(turn.answer + "<|im_end|>\n").ids
-        ids += asked + told
-        answer += [False] * len(asked) + [True] * len(told)
+        question = tokenizer.encode(chat(turn.question)).ids
+        its_answer = tokenizer.encode(turn.answer + "<|im_end|>\n").ids
+        ids += question + its_answer
+        answer += [False] * len(question) + [True] * len(its_answer)
     return ids, answer
 
 

@@ -27,7 +27,7 @@ class Speculation(NamedTuple):
 
 
 def load_verifier(directory: Path) -> Any:
-    """The checkpoint as transformers loads it, in float32, all experts in one product."""
+    """The checkpoint as transformers loads it, in float32, all experts in one matmul."""
     ALL_EXPERTS_FUNCTIONS.register("batched_all", _all_experts)
     model = AutoModelForCausalLM.from_pretrained(
         directory, dtype=torch.float32, experts_implementation="batched_all"
@@ -67,10 +67,10 @@ def decode_batch(model: Any, prompts: list[list[int]], max_new_tokens: int) -> l
 def speculate(
     model: Any, drafter: DraftModel, prompt: list[int], block_size: int, max_new_tokens: int
 ) -> Speculation:
-    """Draft a block, verify it in one pass, keep the longest prefix the verifier agrees with.
+    """Draft a block, verify it in one forward, keep the longest prefix the verifier agrees with.
 
-    Only the prompt is cached; the answer so far passes again with every block. A recurrent state
-    cannot forget the rejected tokens of a block (`DynamicCache.crop` leaves it as it was).
+    Only the prompt is cached; the answer so far is computed again with every block, because a
+    recurrent state cannot forget rejected tokens (`DynamicCache.crop` leaves it as it was).
     """
     embed, head = model.get_input_embeddings().weight, model.get_output_embeddings().weight
     taps_of = drafter.config.target_layer_ids
@@ -85,9 +85,9 @@ def speculate(
         block = drafter(F.embedding(ids, embed), positions, context, torch.arange(committed)[None])
         probabilities, drafts = F.linear(block[0, 1:], head).softmax(-1).max(-1)
         ids[0, 1:] = drafts
-        told_ids = torch.tensor([answer[:-1]], dtype=torch.int64)
+        answer_ids = torch.tensor([answer[:-1]], dtype=torch.int64)
         hidden, logits = _forward(
-            model, torch.cat([told_ids, ids], dim=1), copy.deepcopy(prompt_cache), taps_of
+            model, torch.cat([answer_ids, ids], dim=1), copy.deepcopy(prompt_cache), taps_of
         )
         hidden, targets = hidden[:, -block_size:], logits[-block_size:].argmax(-1)
         accept_len = int((targets[:-1] == drafts).int().cumprod(0).sum())
@@ -95,9 +95,9 @@ def speculate(
         fresh = drafter.context_kv(hidden[:, :commit_len], positions[:, :commit_len])
         context = [_append(old, new) for old, new in zip(context, fresh, strict=True)]
         committed += commit_len
-        told = _until_end(targets[:commit_len].tolist())[: max_new_tokens - len(answer)]
-        answer += told
-        commit_lens.append(len(told))
+        new_ids = _until_end(targets[:commit_len].tolist())[: max_new_tokens - len(answer)]
+        answer += new_ids
+        commit_lens.append(len(new_ids))
         accept_lens.append(accept_len)
         confidences.append(probabilities.tolist())
     return Speculation(answer, commit_lens, accept_lens, confidences)

@@ -8,15 +8,15 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from bench.train import data as pair_data
+from bench.train import data
 from bench.train.data import Batch, Corpus
-from bench.train.models import Verifier
+from bench.train.verifier.model import Verifier
 from dflash_sglang.drafter.checkpoint import FULL, DraftConfig
 from dflash_sglang.drafter.reference import DraftModel, LayerKV
 
 BLOCK_SIZE = 16
 ANCHORS = 16  # blocks a row
-DECAY = 7.0  # a slot i counts exp(-(i - 1) / DECAY): an early miss costs the whole rest
+DECAY = 7.0  # draft i counts exp(-(i - 1) / DECAY): an early miss rejects all that follow
 
 
 class Blocks(NamedTuple):
@@ -24,12 +24,12 @@ class Blocks(NamedTuple):
 
     ids: Tensor  # [rows * anchors, block] int64, anchor then masks
     positions: Tensor  # [rows * anchors, block] int64
-    targets: Tensor  # [rows * anchors, block - 1] int64, row of the verifier that predicts the slot
-    weights: Tensor  # [rows * anchors, block - 1] float32, 0 where nothing is to be learnt
+    targets: Tensor  # [rows * anchors, block - 1] int64, verifier row that predicts the draft
+    weights: Tensor  # [rows * anchors, block - 1] float32, 0: not trained on
 
 
 class Teacher(NamedTuple):
-    """What the verifier says about a batch."""
+    """The verifier's outputs for a batch."""
 
     taps: Tensor  # [rows, length, taps * hidden]
     logits: Tensor  # [rows * length, vocab]
@@ -50,7 +50,7 @@ def draft_config(verifier: Verifier, taps: tuple[int, ...]) -> DraftConfig:
         vocab_size=s.vocab_size,
         block_size=BLOCK_SIZE,
         target_layer_ids=taps,
-        mask_token_id=pair_data.MASK_ID,
+        mask_token_id=data.MASK_ID,
         num_target_layers=s.num_layers,
         rope_theta=s.rope_theta,
         rope_type="default",
@@ -66,8 +66,8 @@ def draft_config(verifier: Verifier, taps: tuple[int, ...]) -> DraftConfig:
 def cut_blocks(batch: Batch, agrees: Tensor, mask_id: int, generator: torch.Generator) -> Blocks:
     """Cut `ANCHORS` blocks from every row, anchors drawn from its answers.
 
-    A block is learnt as far as the verifier would have written it: within the answer, and up to the
-    first token that is not its own choice.
+    Drafts have a weight as far as the verifier would have written them: within the answer, up to
+    the first token that is not its own choice.
 
     Args:
         batch: rows of text.
@@ -84,19 +84,19 @@ def cut_blocks(batch: Batch, agrees: Tensor, mask_id: int, generator: torch.Gene
     inside = positions.clamp(max=length - 1)
     ids = torch.full_like(positions, mask_id)
     ids[:, 0] = batch.ids[row, anchors]
-    told = batch.answer[row[:, None], inside] & (positions < length)
-    told[:, 0] &= eligible[row, anchors]
-    # Slot i is conditioned on slots 1 .. i - 1, its own token need not agree.
-    told[:, 2:] &= agrees[row[:, None], inside][:, 1:-1]
+    trained = batch.answer[row[:, None], inside] & (positions < length)
+    trained[:, 0] &= eligible[row, anchors]
+    # Draft i depends on drafts 1 .. i - 1; its own token need not agree.
+    trained[:, 2:] &= agrees[row[:, None], inside][:, 1:-1]
     decay = torch.exp(-torch.arange(BLOCK_SIZE - 1) / DECAY)
-    weights = told.cumprod(dim=1)[:, 1:] * decay
+    weights = trained.cumprod(dim=1)[:, 1:] * decay
     return Blocks(ids, positions, row[:, None] * length + inside[:, 1:] - 1, weights)
 
 
 def draft_logits(
     drafter: DraftModel, verifier: Verifier, batch: Batch, blocks: Blocks, taps: Tensor
 ) -> Tensor:
-    """Logits [weighted slots, vocab] of the slots with a weight, in row-major order."""
+    """Logits [weighted drafts, vocab] of the drafts with a weight, in row-major order."""
     rows, length = batch.ids.shape
     repeats = len(blocks.ids) // rows
     context_positions = torch.arange(length).expand(rows, -1)
@@ -118,15 +118,15 @@ def drafter_step(
     drafter: DraftModel, verifier: Verifier, batch: Batch, generator: torch.Generator
 ) -> float:
     """Accumulate the gradients of one step: cross-entropy against the verifier's distribution."""
-    told = teacher(verifier, batch, drafter.config.target_layer_ids)
-    blocks = cut_blocks(batch, told.agrees, drafter.config.mask_token_id, generator)
-    # The plain form of attention: at these sizes its gradient is several times as fast.
+    taught = teacher(verifier, batch, drafter.config.target_layer_ids)
+    blocks = cut_blocks(batch, taught.agrees, drafter.config.mask_token_id, generator)
+    # Attention without a fused kernel: at these sizes its gradient is several times as fast.
     with torch.autocast("cpu", torch.bfloat16), sdpa_kernel(SDPBackend.MATH):
-        logits = draft_logits(drafter, verifier, batch, blocks, told.taps)
-    learnt = blocks.weights > 0
-    wanted = told.logits[blocks.targets[learnt]].softmax(-1)
+        logits = draft_logits(drafter, verifier, batch, blocks, taught.taps)
+    weighted = blocks.weights > 0
+    wanted = taught.logits[blocks.targets[weighted]].softmax(-1)
     entropy = -(wanted * logits.log_softmax(-1)).sum(-1)
-    loss = (entropy * blocks.weights[learnt]).sum() / blocks.weights.sum()
+    loss = (entropy * blocks.weights[weighted]).sum() / blocks.weights.sum()
     loss.backward()
     return loss.item()
 
@@ -138,15 +138,15 @@ def drafter_measures(
     """Mean commit length on held-out answers, as far as the verifier would have written them."""
     generator = torch.Generator().manual_seed(0)
     commit_lens: list[Tensor] = []
-    for group in pair_data.group_by_length(held_out, np.arange(len(held_out)), max_tokens):
-        batch = pair_data.pad(held_out, group)
-        told = teacher(verifier, batch, drafter.config.target_layer_ids)
-        blocks = cut_blocks(batch, told.agrees, drafter.config.mask_token_id, generator)
-        learnt = blocks.weights > 0
-        drafts = draft_logits(drafter, verifier, batch, blocks, told.taps).argmax(-1)
+    for group in data.group_by_length(held_out, np.arange(len(held_out)), max_tokens):
+        batch = data.pad(held_out, group)
+        taught = teacher(verifier, batch, drafter.config.target_layer_ids)
+        blocks = cut_blocks(batch, taught.agrees, drafter.config.mask_token_id, generator)
+        weighted = blocks.weights > 0
+        drafts = draft_logits(drafter, verifier, batch, blocks, taught.taps).argmax(-1)
         hit = torch.zeros_like(blocks.weights)
-        hit[learnt] = (drafts == told.logits[blocks.targets[learnt]].argmax(-1)).float()
-        commit_lens.append(hit[learnt[:, 0]].cumprod(1).sum(1) + 1)
+        hit[weighted] = (drafts == taught.logits[blocks.targets[weighted]].argmax(-1)).float()
+        commit_lens.append(hit[weighted[:, 0]].cumprod(1).sum(1) + 1)
     return {"held_out_commit_len": round(float(torch.cat(commit_lens).mean()), 4)}
 
 

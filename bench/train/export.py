@@ -9,9 +9,9 @@ from safetensors.torch import save_file
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
-from bench.train import data as pair_data
-from bench.train.layout import verifier_config, verifier_tensors
-from bench.train.models import Verifier
+from bench.train import data
+from bench.train.verifier.checkpoint import verifier_config, verifier_tensors
+from bench.train.verifier.model import Verifier
 from dflash_sglang.drafter.checkpoint import DraftConfig
 from dflash_sglang.drafter.reference import DraftModel
 
@@ -22,9 +22,9 @@ def export_verifier(model: Verifier, tokenizer_file: Path, directory: Path) -> N
     tensors = {name: _bf16(tensor) for name, tensor in verifier_tensors(model).items()}
     _save(tensors, directory / "model.safetensors")
     _write_json(directory / "config.json", verifier_config(model.shape))
-    generation = {"eos_token_id": pair_data.END_ID, "pad_token_id": pair_data.PAD_ID}
+    generation = {"eos_token_id": data.END_ID, "pad_token_id": data.PAD_ID}
     _write_json(directory / "generation_config.json", generation)
-    end, start, stop, mask = pair_data.SPECIAL_TOKENS
+    end, start, stop, mask = data.SPECIAL_TOKENS
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_file=str(tokenizer_file),
         eos_token=stop,
@@ -32,7 +32,7 @@ def export_verifier(model: Verifier, tokenizer_file: Path, directory: Path) -> N
         mask_token=mask,
         additional_special_tokens=[start],
     )
-    tokenizer.chat_template = pair_data.CHAT_TEMPLATE
+    tokenizer.chat_template = data.CHAT_TEMPLATE
     tokenizer.save_pretrained(directory)
 
 

@@ -27,7 +27,9 @@ class Recipe(NamedTuple):
 
     def rate(self, step: int) -> float:
         """Learning rate of `step`, as a share of the full one."""
-        return float(np.interp(step, *zip(*self.knots, strict=True)))
+        return float(
+            np.interp(step, [at for at, _ in self.knots], [share for _, share in self.knots])
+        )
 
 
 class Muon(torch.optim.Optimizer):
@@ -57,6 +59,7 @@ class Muon(torch.optim.Optimizer):
 
     def _average(self, param: nn.Parameter, momentum: float) -> Tensor:
         average = self.state[param].setdefault("average", torch.zeros_like(param))
+        assert param.grad is not None
         average.lerp_(param.grad, 1 - momentum)
         return param.grad.lerp(average, momentum)
 
@@ -111,7 +114,8 @@ def fit(
 
 
 def _optimisers(model: nn.Module, recipe: Recipe) -> list[torch.optim.Optimizer]:
-    matrices, others = [], []
+    matrices: list[nn.Parameter] = []
+    others: list[nn.Parameter] = []
     for name, param in model.named_parameters():
         vector_like = param.ndim < 2 or name.endswith(_ADAM_MATRICES)
         (others if vector_like else matrices).append(param)

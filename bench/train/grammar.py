@@ -116,7 +116,9 @@ def addition(rng: random.Random) -> tuple[str, str]:
 
 def words(rng: random.Random) -> tuple[str, str]:
     """Word problems of one or two steps."""
-    problem = rng.choice((_give_away, _boxes, _share, _change, _drive, _together))
+    problem: Callable[..., tuple[str, list[str], str]] = rng.choice(
+        (_give_away, _boxes, _share, _change, _drive, _together)
+    )
     question, steps, conclusion = problem(rng, *rng.sample(FIRST, 2), rng.choice(ITEMS))
     numbered = [f"Step {i}: {step}" for i, step in enumerate(steps, 1)]
     return question, "\n".join([*numbered, f"Answer: {conclusion}"])

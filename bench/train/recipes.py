@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 from bench.train.fit import Recipe
-from bench.train.shape import HYBRID, MOE, VerifierShape
+from bench.train.verifier.shape import HYBRID, MOE, VerifierShape
 
 
 class Targets(NamedTuple):

@@ -1,20 +1,22 @@
-"""Record what the embedded pair drafts for its held-out prompts, for the width simulator.
+"""Record what the embedded drafter drafts for held-out prompts, as traces for the simulator.
 
-    python bench/width/record.py docs/data/accept_traces.json
+    python -m bench.width record docs/data/accept_traces.json
 
-The drafter drafts blocks of 16 on transformers' own verifier (`pair_decode.py`); of every step, by
-family and request, the accept length and the drafter's probability of each draft are written.
+The drafter drafts blocks of 16 for transformers' own verifier (bench/train/decode.py). FILE gets,
+by family and request, the accept length of every step and the drafter's probability of each draft.
 """
 
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from tokenizers import Tokenizer
-from tqdm import tqdm
 
-from bench.train import decode as pair_decode
+from bench import report
+from bench.progress import progress
 from bench.train.data import chat
+from bench.train.decode import load_verifier, speculate
 from dflash_sglang import zoo
 from dflash_sglang.drafter.reference import load_draft
 
@@ -23,25 +25,39 @@ REQUESTS = 30  # of each family
 MAX_NEW_TOKENS = 320
 
 
-def main() -> None:
-    """Decode speculatively and write what came of it."""
+def main(argv: Sequence[str] | None = None) -> int:
+    """Decode speculatively and write the traces."""
+    parser = report.new_parser("bench.width.record", __doc__, result=None)
+    parser.add_argument("file", type=Path, metavar="FILE", help="JSON file for the traces")
+    given = parser.parse_args(argv)
     pair = zoo.path("moe")
-    model, drafter = pair_decode.load_verifier(pair.verifier), load_draft(pair.drafter)
+    model, drafter = load_verifier(pair.verifier), load_draft(pair.drafter)
     tokenizer = Tokenizer.from_file(str(pair.verifier / "tokenizer.json"))
     families, confidences = {}, {}
-    for name, prompts in tqdm(zoo.prompts("moe").items(), unit=" families"):
-        asked = [tokenizer.encode(chat(prompt.question)).ids for prompt in prompts[:REQUESTS]]
-        done = [
-            pair_decode.speculate(model, drafter, ids, BLOCK_SIZE, MAX_NEW_TOKENS) for ids in asked
+    for name, prompts in progress(zoo.prompts("moe").items(), unit="families"):
+        answers = [
+            speculate(
+                model,
+                drafter,
+                tokenizer.encode(chat(prompt.question)).ids,
+                BLOCK_SIZE,
+                MAX_NEW_TOKENS,
+            )
+            for prompt in prompts[:REQUESTS]
         ]
-        families[name] = [one.accept_lens for one in done]
+        families[name] = [one.accept_lens for one in answers]
         confidences[name] = [
-            [[round(value, 4) for value in step] for step in one.confidences] for one in done
+            [[round(value, 4) for value in step] for step in one.confidences] for one in answers
         ]
-    result = {"pair": "moe", "block_size": BLOCK_SIZE, "families": families}
-    result["confidences"] = confidences
-    Path(sys.argv[1]).write_text(json.dumps(result) + "\n", encoding="utf-8")
+    traces = {
+        "pair": "moe",
+        "block_size": BLOCK_SIZE,
+        "families": families,
+        "confidences": confidences,
+    }
+    given.file.write_text(json.dumps(traces) + "\n", encoding="utf-8")
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

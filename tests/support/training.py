@@ -12,27 +12,25 @@ TOKENIZER = zoo.path("moe").verifier / "tokenizer.json"
 
 def tiny_verifier(kind: str = "moe", top_k: int = 2) -> torch.nn.Module:
     """A small random verifier; its weights are large enough to matter and fit bfloat16."""
-    from bench.train import models as pair_models
-    from bench.train import shape as pair_shape
+    from bench.train.verifier.model import Verifier
+    from bench.train.verifier.shape import DeltaShape, VerifierShape
 
     torch.manual_seed(4)
     sizes = {"hidden_size": 64, "head_dim": 16, "num_experts": 4, "top_k": top_k}
     if kind == "moe":
-        shape = pair_shape.VerifierShape(rotary_dim=16, **sizes)
+        shape = VerifierShape(rotary_dim=16, **sizes)
     else:
-        shape = pair_shape.VerifierShape(
+        shape = VerifierShape(
             num_layers=4,
             rotary_dim=12,
-            delta=pair_shape.DeltaShape(
-                num_key_heads=2, num_value_heads=4, key_dim=8, value_dim=24
-            ),
+            delta=DeltaShape(num_key_heads=2, num_value_heads=4, key_dim=8, value_dim=24),
             full_attention_interval=4,
             output_gate=True,
             shared_expert_size=48,
             norm_offset=1.0,
             **sizes,
         )
-    model = pair_models.Verifier(shape)
+    model = Verifier(shape)
     with torch.no_grad():
         for param in model.parameters():
             param.mul_(4) if param.ndim > 1 else param.add_(torch.randn_like(param) * 0.2)
@@ -42,10 +40,10 @@ def tiny_verifier(kind: str = "moe", top_k: int = 2) -> torch.nn.Module:
 
 def pack(folder: Path, verifier: torch.nn.Module, taps: tuple[int, ...]) -> Path:
     """Write a verifier and a random drafter for it as the real pairs are; returns `folder`."""
-    from bench.train import drafter as pair_drafter
-    from bench.train import export as pair_export
+    from bench.train.drafter import draft_config
+    from bench.train.export import export_drafter, export_verifier
 
-    pair_export.export_verifier(verifier, TOKENIZER, folder / "verifier")
-    drafter = DraftModel(pair_drafter.draft_config(verifier, taps))
-    pair_export.export_drafter(drafter, folder / "drafter")
+    export_verifier(verifier, TOKENIZER, folder / "verifier")
+    drafter = DraftModel(draft_config(verifier, taps))
+    export_drafter(drafter, folder / "drafter")
     return folder

@@ -29,6 +29,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import Qwen3Config
 
 from bench.harness.fake_gpu.capture_guard import GRAPH, SCHEDULER, CaptureGuard
+from bench.harness.fake_gpu.planning import Planner
 from bench.harness.fake_gpu.traffic import (
     BLOCK,
     CONTEXT,
@@ -38,7 +39,6 @@ from bench.harness.fake_gpu.traffic import (
     Anything,
     new,
 )
-from bench.step.planning import Planner
 
 TAPS = (1, 10, 19, 28, 37)
 LAYERS = 5

@@ -5,6 +5,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from bench.train.data import Batch
+from bench.train.drafter import ANCHORS, BLOCK_SIZE, cut_blocks, draft_config
+from bench.train.fit import Recipe, fit, orthogonalise
+from bench.train.verifier.experts import Combine, Dispatch, assign_slots
 from dflash_sglang.drafter.checkpoint import load_config, read_headers, tensor_problems
 from tests.support.training import pack, tiny_verifier
 
@@ -78,16 +82,14 @@ def test_grouped_experts_equal_a_loop_over_tokens() -> None:
 
 def test_expert_gradients_equal_those_of_plain_indexing() -> None:
     """The two hand-written gradients, against autograd on the same index arithmetic."""
-    from bench.train import experts as pair_experts
-
     chosen = torch.tensor([[0, 2], [2, 1], [0, 1], [3, 0]])
-    slots = pair_experts.assign_slots(chosen, experts=4)
+    slots = assign_slots(chosen, experts=4)
     assert slots.load.tolist() == [3, 2, 2, 1]
     for custom in (True, False):
         x = torch.arange(8.0).view(4, 2).requires_grad_()
         if custom:
-            inputs = pair_experts.Dispatch.apply(x, slots.token_of_slot, slots.slot_of_choice)
-            choices = pair_experts.Combine.apply(inputs**2, slots.slot_of_choice)
+            inputs = Dispatch.apply(x, slots.token_of_slot, slots.slot_of_choice)
+            choices = Combine.apply(inputs**2, slots.slot_of_choice)
         else:
             inputs = x[slots.token_of_slot]
             choices = (inputs**2)[slots.slot_of_choice]
@@ -98,20 +100,17 @@ def test_expert_gradients_equal_those_of_plain_indexing() -> None:
 
 
 def test_blocks_end_with_the_answer_and_after_the_first_disagreement() -> None:
-    from bench.train import data as pair_data
-    from bench.train import drafter as pair_drafter
-
-    length, block = 40, pair_drafter.BLOCK_SIZE
+    length, block = 40, BLOCK_SIZE
     ids = torch.arange(100, 100 + length)[None]
     answer = torch.zeros(1, length, dtype=torch.bool)
     answer[0, 10:30] = True
     agrees = torch.ones(1, length, dtype=torch.bool)
     agrees[0, 20] = False
-    batch = pair_data.Batch(ids, answer, torch.ones_like(answer))
-    blocks = pair_drafter.cut_blocks(batch, agrees, 3, torch.Generator().manual_seed(0))
+    batch = Batch(ids, answer, torch.ones_like(answer))
+    blocks = cut_blocks(batch, agrees, 3, torch.Generator().manual_seed(0))
     anchors = blocks.positions[:, 0]
     assert sorted(anchors.tolist())[0] >= 10
-    assert len(set(anchors.tolist())) == pair_drafter.ANCHORS
+    assert len(set(anchors.tolist())) == ANCHORS
     assert torch.equal(blocks.ids[:, 0], 100 + anchors)
     assert (blocks.ids[:, 1:] == 3).all()
     for row, anchor in enumerate(anchors.tolist()):
@@ -126,77 +125,66 @@ def test_blocks_end_with_the_answer_and_after_the_first_disagreement() -> None:
 
 
 def test_an_answer_shorter_than_the_anchors_gives_idle_blocks() -> None:
-    from bench.train import data as pair_data
-    from bench.train import drafter as pair_drafter
-
     answer = torch.zeros(1, 24, dtype=torch.bool)
     answer[0, 5:8] = True  # two anchors at most
-    batch = pair_data.Batch(torch.zeros(1, 24, dtype=torch.int64), answer, ~answer)
+    batch = Batch(torch.zeros(1, 24, dtype=torch.int64), answer, ~answer)
     agrees = torch.ones_like(answer)
-    blocks = pair_drafter.cut_blocks(batch, agrees, 3, torch.Generator().manual_seed(0))
+    blocks = cut_blocks(batch, agrees, 3, torch.Generator().manual_seed(0))
     assert int((blocks.weights.sum(1) > 0).sum()) == 2
 
 
 @pytest.mark.parametrize("block_size", [2, 5, 16])
 def test_speculative_decoding_equals_plain(packed: Path, block_size: int) -> None:
     """Prompts of different lengths in one padded batch, a drafter that is always wrong."""
-    from bench.train import decode as pair_decode
+    from bench.train.decode import decode_batch, load_verifier, speculate
     from dflash_sglang.drafter.reference import load_draft
 
-    model, drafter = pair_decode.load_verifier(packed / "verifier"), load_draft(packed / "drafter")
+    model, drafter = load_verifier(packed / "verifier"), load_draft(packed / "drafter")
     generator = torch.Generator().manual_seed(1)
     prompts = [torch.randint(4, 1024, (n,), generator=generator).tolist() for n in (3, 11, 20)]
-    plain = pair_decode.decode_batch(model, prompts, max_new_tokens=24)
+    plain = decode_batch(model, prompts, max_new_tokens=24)
     for prompt, expected in zip(prompts, plain, strict=True):
-        told = pair_decode.speculate(model, drafter, prompt, block_size, max_new_tokens=24)
-        assert told.ids == expected
-        assert 1 + sum(told.commit_lens) == len(told.ids)
+        answer = speculate(model, drafter, prompt, block_size, max_new_tokens=24)
+        assert answer.ids == expected
+        assert 1 + sum(answer.commit_lens) == len(answer.ids)
 
 
 @pytest.mark.parametrize("kind", TAPS)
 def test_exported_drafter_is_a_plain_head(kind: str, tmp_path: Path) -> None:
-    from bench.train import drafter as pair_drafter
-
     verifier = tiny_verifier(kind)
     drafter = pack(tmp_path, verifier, TAPS[kind]) / "drafter"
     config = load_config(drafter)
-    assert config == pair_drafter.draft_config(verifier, TAPS[kind])
+    assert config == draft_config(verifier, TAPS[kind])
     assert tensor_problems(config, read_headers(drafter)) == []
 
 
 def test_rates_follow_the_knots() -> None:
-    from bench.train import fit as pair_fit
-
-    recipe = pair_fit.Recipe(100, knots=((0, 0.0), (10, 1.0), (50, 1.0), (100, 0.0)))
+    recipe = Recipe(100, knots=((0, 0.0), (10, 1.0), (50, 1.0), (100, 0.0)))
     assert [recipe.rate(step) for step in (0, 5, 10, 30, 75, 100)] == [0, 0.5, 1, 1, 0.5, 0]
 
 
 def test_orthogonalised_update_has_singular_values_near_one() -> None:
-    from bench.train import fit as pair_fit
-
     matrices = torch.randn(3, 48, 20, generator=torch.Generator().manual_seed(0))
-    values = torch.linalg.svdvals(pair_fit.orthogonalise(matrices))
+    values = torch.linalg.svdvals(orthogonalise(matrices))
     # Five steps of the quintic end between 0.7 and 1.2 by design; bfloat16 adds a little.
     assert values.min() > 0.6
     assert values.max() < 1.3
 
 
 def test_training_goes_on_exactly_where_it_stopped(tmp_path: Path) -> None:
-    from bench.train import fit as pair_fit
-
-    data = torch.randn(64, 6, generator=torch.Generator().manual_seed(3))
+    inputs = torch.randn(64, 6, generator=torch.Generator().manual_seed(3))
 
     def train(steps: int, snapshot: Path) -> torch.Tensor:
         torch.manual_seed(0)
         model = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
-        recipe = pair_fit.Recipe(steps, knots=((0, 1.0), (20, 1.0)), report_every=5)
+        recipe = Recipe(steps, knots=((0, 1.0), (20, 1.0)), report_every=5)
 
         def step_loss(step: int) -> float:
-            loss = (model(data).squeeze() - data[:, step % 6]).square().mean()
+            loss = (model(inputs).squeeze() - inputs[:, step % 6]).square().mean()
             loss.backward()
             return loss.item()
 
-        pair_fit.fit(model, recipe, step_loss, dict, snapshot)
+        fit(model, recipe, step_loss, dict, snapshot)
         return torch.cat([param.detach().flatten() for param in model.parameters()])
 
     whole = train(20, tmp_path / "whole.pt")

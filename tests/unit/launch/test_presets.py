@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import pytest
 from sglang.srt.arg_groups.model_override_base import resolving_view
 
-from bench.memory.__main__ import BLOCK, H200, LENGTH, QWEN36, Budget
+from bench.memory.recurrent_state import BLOCK, H200, LENGTH, QWEN36, Budget
 from dflash_sglang.preflight.server_flags import check_start
 
 LAUNCH = Path(__file__).parents[3] / "launch" / "presets"

@@ -12,7 +12,7 @@ from sglang.srt.configs.mamba_utils import (
 from sglang.srt.mem_cache.memory_pool import MambaPool
 from torch import Tensor
 
-from bench.memory.__main__ import BLOCK, H200, LENGTH, QWEN36
+from bench.memory.recurrent_state import BLOCK, H200, LENGTH, QWEN36
 from dflash_sglang.preflight.rollback import record_length
 
 STATES, REQUESTS = 2, 1  # the pool has one more of each, for padding
@@ -49,7 +49,7 @@ def size(*tensors: Tensor | None) -> int:
 
 @pytest.mark.parametrize("replay", [False, True], ids=["snapshot", "replay"])
 def test_the_pool_takes_what_the_calculator_says(replay: bool) -> None:
-    pool, one = pool_of_one_layer(replay=replay), QWEN36._replace(count=1)
+    pool, one = pool_of_one_layer(replay=replay), QWEN36._replace(num_layers=1)
     cache = pool.mamba_cache
     assert isinstance(cache, MambaPool.SpeculativeState)
     assert size(cache.temporal, *cache.conv) == (STATES + 1) * one.state()

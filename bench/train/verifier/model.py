@@ -1,25 +1,26 @@
 """The verifier as it is trained: `Qwen3MoeForCausalLM` or `Qwen3_5MoeForCausalLM`, embedding tied.
 
 It is written out because sorting tokens by expert, bf16 products, compiled mixers and delta rules
-by chunk train several times as fast on a CPU as the general implementations. `pair_export` turns
-the result into a checkpoint that transformers and SGLang load; the evaluation runs on that
-checkpoint, not on this module.
+by chunk train several times as fast on a CPU as the general implementations. bench/train/export.py
+writes the checkpoint that transformers and SGLang load; the evaluation runs on that checkpoint, not
+on this module.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bench.train.experts import Experts, SharedExpert
-from bench.train.mixers import Attention, DeltaNet, norm, rotary_tables
-from bench.train.shape import VerifierShape, weight
+from bench.train.verifier.experts import Experts, SharedExpert
+from bench.train.verifier.mixers import Attention, DeltaNet, norm, rotary_tables
+from bench.train.verifier.shape import VerifierShape, weight
 
 
 class VerifierOutput(NamedTuple):
-    """What a forward pass gives."""
+    """Results of a forward."""
 
     hidden: Tensor  # [rows, length, hidden] after the final norm
     layers: list[Tensor]  # output of every decoder layer, [rows, length, hidden]
@@ -69,6 +70,8 @@ class Verifier(nn.Module):
         self.layers = nn.ModuleList(VerifierLayer(shape, i) for i in range(shape.num_layers))
         self.norm = nn.Parameter(torch.ones(shape.hidden_size) - shape.norm_offset)
         cos, sin = rotary_tables(shape.max_positions, shape.rotary_dim, shape.rope_theta)
+        self.cos: Tensor
+        self.sin: Tensor
         self.register_buffer("cos", cos, persistent=False)
         self.register_buffer("sin", sin, persistent=False)
 
@@ -77,15 +80,21 @@ class Verifier(nn.Module):
         # Variants of one function are limited, and those of a model trained before would count.
         torch.compiler.reset()
         compiled = torch.compile(VerifierLayer._mix, dynamic=True)
+        for layer in self.decoder_layers():
+            layer.mix = partial(compiled, layer)
+
+    def decoder_layers(self) -> Iterator[VerifierLayer]:
+        """The layers, typed: `nn.ModuleList` knows its elements as modules only."""
         for layer in self.layers:
-            layer.mix = lambda x, cos, sin, layer=layer: compiled(layer, x, cos, sin)
+            assert isinstance(layer, VerifierLayer)
+            yield layer
 
     def forward(self, ids: Tensor) -> VerifierOutput:
         """ids: [rows, length] int64, every row starting at position 0."""
         cos, sin = self.cos[: ids.shape[1], None], self.sin[: ids.shape[1], None]
         x = F.embedding(ids, self.embed)
         balance, outputs = x.new_zeros(()), []
-        for layer in self.layers:
+        for layer in self.decoder_layers():
             x, layer_balance = layer(x, cos, sin)
             balance = balance + layer_balance / len(self.layers)
             outputs.append(x)

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bench.train.shape import VerifierShape, weight
+from bench.train.verifier.shape import VerifierShape, weight
 
 # Expert groups are padded to this multiple: the CPU's matrix library prepares a product for every
 # new shape, which costs more than the product itself.
@@ -33,7 +33,7 @@ class Dispatch(torch.autograd.Function):
         return x[token_of_slot]
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         """Sum the gradients of a token's slots; spare slots have none."""
         (slot_of_choice,) = ctx.saved_tensors
         choices = grad[slot_of_choice].view(ctx.tokens, -1, grad.shape[-1]).unbind(1)
@@ -51,7 +51,7 @@ class Combine(torch.autograd.Function):
         return outputs[slot_of_choice]
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         """Gradients of the slots; zero for spare ones."""
         (slot_of_choice,) = ctx.saved_tensors
         return grad.new_zeros(ctx.slots, grad.shape[-1]).index_copy_(0, slot_of_choice, grad), None
@@ -102,8 +102,8 @@ class SharedExpert(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """[tokens, hidden] bf16 -> same."""
         gate, up = F.linear(x, self.gate_up.bfloat16()).chunk(2, dim=-1)
-        told = F.linear(F.silu(gate) * up, self.down.bfloat16())
-        return F.linear(x, self.gate.bfloat16()).sigmoid() * told
+        out = F.linear(F.silu(gate) * up, self.down.bfloat16())
+        return F.linear(x, self.gate.bfloat16()).sigmoid() * out
 
 
 def assign_slots(chosen: Tensor, experts: int) -> Slots:

@@ -35,7 +35,7 @@ def token_by_token(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor) -> 
 @pytest.mark.parametrize("length", [1, 2, 15, 16, 17, 32, 53])
 def test_chunks_equal_tokens(length: int) -> None:
     """One token, a chunk less and more one, whole chunks, a ragged end."""
-    from bench.train.delta import gated_delta_rule
+    from bench.train.verifier.delta_rule import gated_delta_rule
 
     case = inputs(length)
     # float64 keeps 16 digits; chunks only add in another order.
@@ -45,7 +45,7 @@ def test_chunks_equal_tokens(length: int) -> None:
 
 
 def test_gradients_of_chunks_equal_those_of_tokens() -> None:
-    from bench.train.delta import gated_delta_rule
+    from bench.train.verifier.delta_rule import gated_delta_rule
 
     gradients = []
     for rule in (gated_delta_rule, token_by_token):
@@ -64,7 +64,7 @@ def test_chunks_equal_transformers(length: int) -> None:
         torch_recurrent_gated_delta_rule,
     )
 
-    from bench.train.delta import gated_delta_rule
+    from bench.train.verifier.delta_rule import gated_delta_rule
 
     q, k, v, g, beta = inputs(length, torch.float32)
     expected, _ = torch_recurrent_gated_delta_rule(
@@ -77,7 +77,7 @@ def test_chunks_equal_transformers(length: int) -> None:
 
 def test_the_worst_system_of_a_chunk_is_solved_in_float32() -> None:
     """Every key the same, nothing decays: powers of the system grow as binomials, 6,435 of 15."""
-    from bench.train.delta import gated_delta_rule
+    from bench.train.verifier.delta_rule import gated_delta_rule
 
     q, k, v, g, beta = inputs(64, torch.float32)
     k = k[:, :1].expand_as(k)
@@ -89,7 +89,7 @@ def test_the_worst_system_of_a_chunk_is_solved_in_float32() -> None:
 
 def test_strong_decay_overflows_nowhere() -> None:
     """exp(c_i - c_j) for j behind i is e to the 600th: it must never be computed, nor its slope."""
-    from bench.train.delta import gated_delta_rule
+    from bench.train.verifier.delta_rule import gated_delta_rule
 
     q, k, v, g, beta = inputs(40, torch.float32)
     case = [x.requires_grad_() for x in (q, k, v, torch.full_like(g, -40.0), beta)]

@@ -4,10 +4,10 @@ from typing import Any
 
 from torch import Tensor
 
-from bench.train import data as pair_data
-from bench.train.mixers import Attention
-from bench.train.models import Verifier, VerifierLayer
-from bench.train.shape import DeltaShape, VerifierShape
+from bench.train import data
+from bench.train.verifier.mixers import Attention
+from bench.train.verifier.model import Verifier, VerifierLayer
+from bench.train.verifier.shape import DeltaShape, VerifierShape
 
 Tensors = dict[str, Tensor]
 
@@ -15,12 +15,12 @@ Tensors = dict[str, Tensor]
 def verifier_tensors(model: Verifier) -> Tensors:
     """The weights under their public names."""
     # The head is stored although it equals the embedding: SGLang's Qwen3-MoE does not tie them.
-    tensors = {
+    tensors: Tensors = {
         "model.embed_tokens.weight": model.embed,
         "lm_head.weight": model.embed,
         "model.norm.weight": model.norm,
     }
-    for index, layer in enumerate(model.layers):
+    for index, layer in enumerate(model.decoder_layers()):
         found = _mixer(layer.mixer) | _experts(layer) | _norms(layer)
         tensors |= {f"model.layers.{index}.{name}": tensor for name, tensor in found.items()}
     return tensors
@@ -50,8 +50,8 @@ def verifier_config(shape: VerifierShape) -> dict[str, Any]:
         "attention_bias": False,
         "tie_word_embeddings": False,
         "bos_token_id": None,
-        "eos_token_id": pair_data.END_ID,
-        "pad_token_id": pair_data.PAD_ID,
+        "eos_token_id": data.END_ID,
+        "pad_token_id": data.PAD_ID,
         "dtype": "bfloat16",
     }
 

@@ -4,8 +4,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bench.train.delta import gated_delta_rule
-from bench.train.shape import DeltaShape, VerifierShape, weight
+from bench.train.verifier.delta_rule import gated_delta_rule
+from bench.train.verifier.shape import DeltaShape, VerifierShape, weight
 
 
 class Attention(nn.Module):
@@ -85,16 +85,16 @@ class DeltaNet(nn.Module):
             unit(part.reshape(rows, length, -1, d.key_dim)).repeat_interleave(group, dim=2)
             for part in (q, k)
         )
-        told = gated_delta_rule(
+        out = gated_delta_rule(
             q * d.key_dim**-0.5,
             k,
             v.reshape(rows, length, -1, d.value_dim),
             -self.log_rate.exp() * F.softplus(F.linear(x, self.decay_gate) + self.decay_bias),
             F.linear(x, self.beta_gate).sigmoid(),
         )
-        told = F.rms_norm(told, (d.value_dim,), self.norm, self.shape.rms_norm_eps)
+        out = F.rms_norm(out, (d.value_dim,), self.norm, self.shape.rms_norm_eps)
         z = F.linear(x.bfloat16(), self.z.bfloat16()).float()
-        gated = told.reshape(rows, length, -1) * F.silu(z)
+        gated = out.reshape(rows, length, -1) * F.silu(z)
         return F.linear(gated.bfloat16(), self.out.bfloat16())
 
 

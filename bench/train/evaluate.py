@@ -7,8 +7,9 @@ from typing import Any, NamedTuple
 import torch
 from tokenizers import Tokenizer
 
-from bench.train import decode as pair_decode
-from bench.train.data import Exchange, chat
+from bench.train import decode
+from bench.train.data import chat
+from bench.train.grammar import Exchange
 from dflash_sglang.drafter.reference import DraftModel, load_draft
 
 MAX_NEW_TOKENS = 320
@@ -34,18 +35,18 @@ def evaluate(
     Args:
         verifier_dir: packed verifier checkpoint.
         drafter_dir: packed drafter checkpoint.
-        held_out: exchanges by family; all are answered plainly.
+        held_out: exchanges by family; plain decoding answers all.
         blocks: block sizes to speculate with.
         speculated: prompts of each family that are also answered speculatively.
 
     Returns:
         Rates of exact answers by family, and for each block tau over all prompts and by family with
-        the share of steps that accepted each slot.
+        the share of steps that accepted each draft.
 
     Raises:
         RuntimeError: a speculative answer differs from the plain one.
     """
-    model, drafter = pair_decode.load_verifier(verifier_dir), load_draft(drafter_dir)
+    model, drafter = decode.load_verifier(verifier_dir), load_draft(drafter_dir)
     tokenizer = Tokenizer.from_file(str(verifier_dir / "tokenizer.json"))
     cases = _plain_answers(model, tokenizer, held_out)
     result: dict[str, Any] = {
@@ -76,7 +77,7 @@ def _plain_answers(
     cases = {}
     for family, found in held_out.items():
         prompts = [tokenizer.encode(chat(exchange.question)).ids for exchange in found]
-        answers = pair_decode.decode_batch(model, prompts, MAX_NEW_TOKENS)
+        answers = decode.decode_batch(model, prompts, MAX_NEW_TOKENS)
         cases[family] = [Case(*case) for case in zip(found, prompts, answers, strict=True)]
     return cases
 
@@ -100,18 +101,18 @@ def _speculate(
     accepted = torch.zeros(block_size, dtype=torch.int64)  # [k]: steps that accepted k drafts
     for family, found in cases.items():
         for case in found:
-            told = pair_decode.speculate(model, drafter, case.prompt, block_size, MAX_NEW_TOKENS)
-            if told.ids != case.plain:
+            answer = decode.speculate(model, drafter, case.prompt, block_size, MAX_NEW_TOKENS)
+            if answer.ids != case.plain:
                 raise RuntimeError(
                     f"block {block_size} changed the answer to {case.exchange.question!r}"
                 )
-            committed[family] += sum(told.commit_lens)
-            steps[family] += len(told.commit_lens)
-            accepted += torch.bincount(torch.tensor(told.accept_lens), minlength=block_size)
-    slots = accepted.flip(0).cumsum(0).flip(0)[1:] / accepted.sum()  # P(at least k accepted)
+            committed[family] += sum(answer.commit_lens)
+            steps[family] += len(answer.commit_lens)
+            accepted += torch.bincount(torch.tensor(answer.accept_lens), minlength=block_size)
+    shares = accepted.flip(0).cumsum(0).flip(0)[1:] / accepted.sum()  # P(at least k accepted)
     return {
         "tau": round(sum(committed.values()) / sum(steps.values()), 3),
         "tau_by_family": {family: round(committed[family] / steps[family], 3) for family in cases},
-        "slot_accepted": [round(float(share), 3) for share in slots],
+        "slot_accepted": [round(float(share), 3) for share in shares],
         "identical_answers": sum(len(found) for found in cases.values()),
     }
