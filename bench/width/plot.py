@@ -1,84 +1,89 @@
-"""Draw the rows of the width simulator as an SVG: one panel a server and batch size."""
+"""Draw the width simulator's rows: speed-up over plain decoding, a panel a server and batch size.
 
-from __future__ import annotations
+    python -m bench.width plot                  # docs/data/width_simulator.svg, from its JSON
 
-from collections.abc import Iterator, Mapping, Sequence
+The same data gives the same file.
+"""
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
-from xml.sax.saxutils import escape
 
-LABELS, PANEL, GAP, LINE, HEAD = 190, 190, 16, 20, 46  # pixels
-MARKS = {  # row key: (legend, colour, shape); later ones are drawn on top
-    "fixed_8": ("fixed 8", "#b07aa1", "square"),
-    "fixed_16": ("fixed 16", "#4e79a7", "diamond"),
-    "oracle": ("best width in hindsight", "#333333", "bar"),
-    "policy": ("policy", "#e15759", "dot"),
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from bench import report
+from bench.figures import COLOURS, new_figure, save
+
+Rows = Sequence[Mapping[str, Any]]
+
+# Key of a row: label and style; later ones are drawn on top.
+MARKS: dict[str, tuple[str, dict[str, Any]]] = {
+    "fixed_8": ("fixed width 8", {"marker": "s", "mfc": "none", "mec": "#6baed6"}),
+    "fixed_16": ("fixed width 16", {"marker": "D", "mfc": "none", "mec": COLOURS["sglang_16"]}),
+    "oracle": ("best width in hindsight", {"marker": "|", "ms": 12, "mec": COLOURS["best"]}),
+    "policy": ("adaptive policy", {"marker": "o", "mfc": COLOURS["ours"], "mec": "none"}),
 }
 
 
-def svg(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Speed-up over plain decoding of each contender, one line a workload.
+def draw(rows: Rows) -> Figure:
+    """Speed-up of each contender, one line a workload.
 
     Args:
-        rows: `width_simulator.Row` as dictionaries.
+        rows: `bench.width.simulator.Row` as dictionaries.
     """
     servers = list(dict.fromkeys(row["server"] for row in rows))
     batches = list(dict.fromkeys(row["batch_size"] for row in rows))
-    names = list(dict.fromkeys(row["workload"] for row in rows))
-    height = HEAD + LINE * len(names) + 30
-    width = LABELS + len(batches) * (PANEL + GAP)
-    body = list(_legend())
-    for i, server in enumerate(servers):
-        top = 30 + i * height
-        body.append(_text(6, top + 14, f"{server}: speed-up over plain decoding", bold=True))
-        body += [_text(6, top + HEAD + LINE * n + 14, name) for n, name in enumerate(names)]
-        of_server = [row for row in rows if row["server"] == server]
-        scale = PANEL / (max(row[key] / row["plain"] for row in of_server for key in MARKS) + 0.2)
-        for j, batch in enumerate(batches):
-            left = LABELS + j * (PANEL + GAP)
-            cells = [row for row in of_server if row["batch_size"] == batch]
-            body.append(_text(left, top + 36, f"batch {batch}"))
-            body += _panel(cells, names, left, top + HEAD, scale)
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" '
-        f'height="{30 + height * len(servers)}" font-family="sans-serif" font-size="12">\n'
-        '<rect width="100%" height="100%" fill="white"/>\n' + "\n".join(body) + "\n</svg>\n"
+    workloads = list(dict.fromkeys(row["workload"] for row in rows))
+    height = 0.7 + len(servers) * (0.5 + 0.2 * len(workloads))
+    figure = new_figure(1.7 + 1.6 * len(batches), height)
+    panels = figure.subplots(len(servers), len(batches), sharex="row", sharey=True, squeeze=False)
+    for server, line in zip(servers, panels, strict=True):
+        for batch_size, axes in zip(batches, line, strict=True):
+            chosen = (server, batch_size)
+            cells = [row for row in rows if (row["server"], row["batch_size"]) == chosen]
+            _panel(axes, cells, workloads)
+            axes.set_title(f"batch {batch_size}", fontsize=9)
+        line[0].set_ylabel(server)
+        largest = max(
+            row[key] / row["plain"] for row in rows for key in MARKS if row["server"] == server
+        )
+        line[0].set_xlim(0, largest + 0.2)
+    panels[0, 0].set_yticks(range(len(workloads)), workloads)
+    panels[0, 0].invert_yaxis()
+    handles, labels = panels[0, 0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside upper center", ncols=len(MARKS), fontsize=8)
+    figure.supxlabel("simulated speed-up over plain decoding", fontsize=9)
+    return figure
+
+
+def _panel(axes: Axes, rows: Rows, workloads: Sequence[str]) -> None:
+    places = [workloads.index(row["workload"]) for row in rows]
+    axes.axvline(1, color=COLOURS["plain"], linestyle="--", linewidth=0.8)
+    for key, (label, style) in MARKS.items():
+        speedups = [row[key] / row["plain"] for row in rows]
+        axes.plot(speedups, places, linestyle="none", label=label, **{"ms": 5, **style})
+    axes.grid(axis="y", color="#eeeeee")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Draw the rows of a result file."""
+    parser = report.new_parser("bench.width.plot", __doc__, result=None)
+    default = report.DATA / "width_simulator.json"
+    parser.add_argument("--rows", type=Path, default=default, metavar="FILE")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=report.DATA / "width_simulator.svg",
+        metavar="FILE",
+        help="svg or png by the ending; default: docs/data/width_simulator.svg",
     )
+    given = parser.parse_args(argv)
+    save(draw(json.loads(given.rows.read_text())["rows"]), given.out)
+    return 0
 
 
-def _panel(
-    rows: Sequence[Mapping[str, Any]], names: Sequence[str], left: float, top: float, scale: float
-) -> Iterator[str]:
-    """The axis, a line at 1 and the marks of one batch size."""
-    bottom = top + LINE * len(names)
-    for tick in range(int(PANEL / scale) + 1):
-        x = left + tick * scale
-        colour = "#888" if tick == 1 else "#e4e4e4"
-        yield f'<path d="M{x:.1f} {top}V{bottom}" stroke="{colour}"/>'
-        yield _text(x - 4, bottom + 14, str(tick))
-    for row in rows:
-        y = top + LINE * names.index(row["workload"]) + 10
-        for key, (_, colour, shape) in MARKS.items():
-            yield _mark(left + scale * row[key] / row["plain"], y, colour, shape)
-
-
-def _legend() -> Iterator[str]:
-    x = LABELS
-    for label, colour, shape in MARKS.values():
-        yield _mark(x, 14, colour, shape)
-        yield _text(x + 10, 18, label)
-        x += 40 + 7 * len(label)
-
-
-def _mark(x: float, y: float, colour: str, shape: str) -> str:
-    if shape == "dot":
-        return f'<circle cx="{x:.1f}" cy="{y}" r="3.5" fill="{colour}"/>'
-    path = {"square": "m-4-4h8v8h-8z", "diamond": "m0-5l5 5l-5 5l-5-5z", "bar": "m0-8v16"}[shape]
-    return (
-        f'<path d="M{x:.1f} {y}{path}" fill="none" stroke="{colour}" '
-        f'stroke-width="{3 if shape == "bar" else 1.5}"/>'
-    )
-
-
-def _text(x: float, y: float, text: str, bold: bool = False) -> str:
-    weight = ' font-weight="bold"' if bold else ""
-    return f'<text x="{x:.1f}" y="{y}"{weight}>{escape(text)}</text>'
+if __name__ == "__main__":
+    sys.exit(main())

@@ -23,7 +23,8 @@ from typing import NamedTuple, Protocol
 
 from tqdm import tqdm
 
-from bench.width import plot as width_plot
+from bench.figures import save
+from bench.width import plot
 from bench.width.costs import SERVERS, Server
 from bench.width.traces import BLOCK_SIZE, Step, Workload, geometric, trace, workloads
 from dflash_sglang.core.width import CostTable, ObservedStep, WidthPolicy, WidthSettings
@@ -277,7 +278,7 @@ def main() -> None:
         }
         given.json.write_text(json.dumps(result, indent=1) + "\n")
     if given.svg is not None:
-        given.svg.write_text(width_plot.svg([row._asdict() for row in rows]))
+        save(plot.draw([row._asdict() for row in rows]), given.svg)
 
 
 if __name__ == "__main__":

@@ -2,11 +2,10 @@
 
 import json
 from pathlib import Path
-from xml.etree import ElementTree
 
 import pytest
 
-from bench.width import plot as width_plot
+from bench.width import plot
 from bench.width.costs import SERVERS
 from bench.width.simulator import fixed_speeds, simulate
 from bench.width.traces import Workload, geometric, load_recorded, trace, workloads
@@ -67,8 +66,10 @@ def test_recorded_traces_of_the_docs_load() -> None:
     assert workloads(file)[-1].name == "recorded"
 
 
-def test_the_plot_is_well_formed() -> None:
-    row = simulate(SERVERS[0], MIXED, 2, 60, seed=0)
-    drawing = ElementTree.fromstring(width_plot.svg([row._asdict()]))
-    texts = [node.text for node in drawing.iter() if node.tag.endswith("text")]
-    assert {"mixed", "batch 2", "policy"} <= set(texts)
+def test_the_plot_has_a_panel_a_server_and_batch_and_a_mark_a_contender() -> None:
+    rows = [simulate(server, MIXED, n, 60, seed=0)._asdict() for server in SERVERS for n in (1, 2)]
+    panels = plot.draw(rows).axes
+    assert [axes.get_title() for axes in panels] == ["batch 1", "batch 2"] * 2
+    for row, axes in zip(rows, panels, strict=True):
+        drawn = {line.get_label(): line.get_xdata()[0] for line in axes.lines[1:]}
+        assert drawn == {label: row[key] / row["plain"] for key, (label, _) in plot.MARKS.items()}
