@@ -1,5 +1,6 @@
 """What `pip install .` brings, and what it does not."""
 
+import re
 import shutil
 import subprocess
 import sys
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
+pytestmark = pytest.mark.slow
 SOURCES = {
     "dflash_sglang": ROOT / "dflash_sglang",
     "dflash_kernels": ROOT / "kernels/dflash_kernels",
@@ -59,7 +61,7 @@ def test_entry_points_are_importable_names(wheel: zipfile.ZipFile) -> None:
         module, _, function = point.partition(":")
         files = {f"{module.replace('.', '/')}.py", f"{module.replace('.', '/')}/__init__.py"}
         (source,) = files & set(wheel.namelist())
-        assert f"def {function}(" in wheel.read(source).decode()
+        assert re.search(rf"(def|import)\b.*\b{function}\b", wheel.read(source).decode())
 
 
 def test_pins_sglang(wheel: zipfile.ZipFile) -> None:

@@ -32,6 +32,7 @@ def run_script(*arguments: str, **environment: str) -> subprocess.CompletedProce
     )
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="says what is skipped without a GPU")
 def test_without_a_gpu_it_runs_to_the_end_and_says_what_it_skipped(tmp_path: Path) -> None:
     done = run_script("--json", str(tmp_path / "report.json"))
@@ -46,6 +47,7 @@ def test_without_a_gpu_it_runs_to_the_end_and_says_what_it_skipped(tmp_path: Pat
     assert all("no GPU" in row["note"] for row in report["results"] if row["passed"] is None)
 
 
+@pytest.mark.kernel
 def test_the_kernels_pass_its_cases_in_the_interpreter() -> None:
     # Or a case that no kernel passes would be found on somebody's GPU.
     done = run_script("--only", "ops", "--small", TRITON_INTERPRET="1")

@@ -133,6 +133,7 @@ def test_an_answer_shorter_than_the_anchors_gives_idle_blocks() -> None:
     assert int((blocks.weights.sum(1) > 0).sum()) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("block_size", [2, 5, 16])
 def test_speculative_decoding_equals_plain(packed: Path, block_size: int) -> None:
     """Prompts of different lengths in one padded batch, a drafter that is always wrong."""

@@ -103,6 +103,7 @@ def test_the_pairs_share_tokenizer_and_prompts() -> None:
     assert zoo.prompts("moe") == zoo.prompts("hybrid")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["story", "sql"])
 def test_tau_is_that_of_the_card(pair: zoo.Pair, family: str) -> None:
     """Weights, card and drafter belong together; every answer equals plain decoding."""

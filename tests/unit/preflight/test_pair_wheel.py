@@ -68,6 +68,7 @@ def _captures(name: str) -> bool:
     return model is not None and (model.captures or any(map(_captures, model.bases)))
 
 
+@pytest.mark.slow
 def test_listed_architectures_capture_hidden_states() -> None:
     assert {name for name in CAPTURING_ARCHITECTURES - _FACADE if not _captures(name)} == set()
     assert _captures("MiniCPMV4_6")

@@ -247,6 +247,7 @@ def test_it_runs_in_sglangs_own_resolution(resolution_hooks: dict[str, list[Any]
         other.resolve_once()
 
 
+@pytest.mark.slow
 def test_the_launcher_stops_with_one_line() -> None:
     """No traceback, no second process; the line names flag, value and way out."""
     program = (

@@ -7,9 +7,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[3]
 
 
+@pytest.mark.kernel
 def test_sglangs_kernels_keep_the_protocol() -> None:
     file = Path(__file__).with_name("replay_interpreted.py")
     done = subprocess.run(
