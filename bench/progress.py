@@ -1,4 +1,4 @@
-"""How far a tool is: one line that rewrites itself on a terminal, a line now and then in a log."""
+"""A progress bar with a count and the time left, which is also readable in a log file."""
 
 import sys
 from collections.abc import Iterable
@@ -6,7 +6,8 @@ from typing import Any, TextIO
 
 from tqdm import tqdm
 
-LOG_S = 30.0  # seconds between two lines in a log file
+from launch.progress import LOG_INTERVAL_S
+
 LOG_LINE = "{desc}{n_fmt} of {total_fmt}{unit}, {elapsed} elapsed, {remaining} left{postfix}"
 
 
@@ -30,7 +31,7 @@ class _LogLines:
 def progress(
     items: Iterable[Any] | None = None, *, unit: str, total: int | None = None, **more: Any
 ) -> Any:
-    """A `tqdm` bar on standard error that also reads well in a log file.
+    """A `tqdm` bar on standard error; in a log file a line now and then instead.
 
     Args:
         items: what to go through; None: the caller updates the bar.
@@ -40,5 +41,5 @@ def progress(
     """
     if not sys.stderr.isatty():
         more |= {"file": _LogLines(sys.stderr), "bar_format": LOG_LINE}
-        more |= {"mininterval": LOG_S, "maxinterval": LOG_S}
+        more |= {"mininterval": LOG_INTERVAL_S, "maxinterval": LOG_INTERVAL_S}
     return tqdm(items, total=total, unit=f" {unit}", dynamic_ncols=True, **more)

@@ -13,7 +13,7 @@ from tabulate import tabulate
 from launch.report import ROOT, provenance
 
 DATA = ROOT / "docs" / "data"  # results that the documentation quotes
-# Options that say where a result goes, and not what is measured.
+# Options for where results go; they do not change what is measured.
 _OUTPUT = ("json", "markdown", "svg")
 
 # A column is aligned to the right if every cell in it begins like a number.

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from tqdm import tqdm
 
-from bench.exactness.identity_rows import MAX_NEW_TOKENS, Row, ask, compare, show
+from bench.exactness.identity_rows import MAX_NEW_TOKENS, Row, compare, show, sweep
 from bench.harness.configurations import Configuration
 from bench.harness.requests import ask_all, greedy
 from bench.harness.servers import TestedServer, serve
@@ -104,8 +104,8 @@ def plan(plain: Client, prompts: Sequence[str]) -> Work:
 
 def answer(server: Client, work: Work) -> Answers:
     """Everything, with an empty prefix cache before each part."""
-    alone = ask(server, work.long[:1], 1)
-    beside = ask(server, [*work.long, *work.beside], LONG_CONCURRENCY)
+    alone = sweep(server, work.long[:1], 1)
+    beside = sweep(server, [*work.long, *work.beside], LONG_CONCURRENCY)
     server.flush()
     turns = [
         [Answer.parse(one) for one in ask_all(server, conversation, concurrency=1)]

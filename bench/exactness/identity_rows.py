@@ -28,7 +28,7 @@ class Row(NamedTuple):
     seconds: float
 
 
-def ask(server: Client, payloads: Sequence[object], concurrency: int) -> load.Load:
+def sweep(server: Client, payloads: Sequence[object], concurrency: int) -> load.Load:
     """As `load.run`, with bodies of `/generate` instead of prompts."""
     server.flush()
     begin = time.perf_counter()

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from bench.exactness.identity_rows import MAX_NEW_TOKENS, ask
+from bench.exactness.identity_rows import MAX_NEW_TOKENS, sweep
 from bench.harness import scripts
 from bench.harness.configurations import Configuration, Drafter
 from bench.harness.requests import greedy
@@ -38,7 +38,7 @@ def run(
         {**greedy(one.prompt_ids, MAX_NEW_TOKENS), "rid": script.rid}
         for one, script in zip(continuations, chosen, strict=True)
     ]
-    done = ask(server, payloads, concurrency)
+    done = sweep(server, payloads, concurrency)
     for (rid, accepted), answer in zip(chosen, done.answers, strict=True):
         steps = list(scripts.correct_drafts(answer))
         right = accepted is None or steps == [0] * accepted + [answer.verify_count]

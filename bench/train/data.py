@@ -93,7 +93,7 @@ def train_tokenizer(seed: int, documents: int, file: Path) -> Tokenizer:
 
 
 def encode(tokenizer: Tokenizer, turns: list[Exchange]) -> tuple[list[int], list[bool]]:
-    """Token ids of a conversation and, for each, whether it belongs to an answer."""
+    """Token ids of a conversation and, for each, whether it is part of an answer."""
     ids: list[int] = []
     answer: list[bool] = []
     for turn in turns:

@@ -7,7 +7,7 @@ from bench.train.verifier.shape import HYBRID, MOE, VerifierShape
 
 
 class Targets(NamedTuple):
-    """What a pair should reach; its card says what it does not."""
+    """What a pair should reach; its card lists what it does not reach."""
 
     tau: dict[str, float]  # by block size
     exact: float = 0.9  # share of exact answers in each of `exact_families`

@@ -1,22 +1,28 @@
 """Tiny random pairs, for the tests of the training recipe."""
 
+from __future__ import annotations
+
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from dflash_sglang import zoo
 from dflash_sglang.drafter.reference import DraftModel
 
+if TYPE_CHECKING:
+    from bench.train.verifier.model import Verifier
+
 TOKENIZER = zoo.path("moe").verifier / "tokenizer.json"
 
 
-def tiny_verifier(kind: str = "moe", top_k: int = 2) -> torch.nn.Module:
+def tiny_verifier(kind: str = "moe", top_k: int = 2) -> Verifier:
     """A small random verifier; its weights are large enough to matter and fit bfloat16."""
     from bench.train.verifier.model import Verifier
     from bench.train.verifier.shape import DeltaShape, VerifierShape
 
     torch.manual_seed(4)
-    sizes = {"hidden_size": 64, "head_dim": 16, "num_experts": 4, "top_k": top_k}
+    sizes: dict[str, Any] = {"hidden_size": 64, "head_dim": 16, "num_experts": 4, "top_k": top_k}
     if kind == "moe":
         shape = VerifierShape(rotary_dim=16, **sizes)
     else:
@@ -38,7 +44,7 @@ def tiny_verifier(kind: str = "moe", top_k: int = 2) -> torch.nn.Module:
     return model
 
 
-def pack(folder: Path, verifier: torch.nn.Module, taps: tuple[int, ...]) -> Path:
+def pack(folder: Path, verifier: Verifier, taps: tuple[int, ...]) -> Path:
     """Write a verifier and a random drafter for it as the real pairs are; returns `folder`."""
     from bench.train.drafter import draft_config
     from bench.train.export import export_drafter, export_verifier

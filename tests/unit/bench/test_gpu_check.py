@@ -16,7 +16,7 @@ from torch import Tensor
 from bench.gpu import attention as gpu_attention
 from bench.gpu import check as gpu_check
 from bench.gpu import speed as gpu_speed
-from bench.gpu.cases import Case
+from bench.gpu.cases import Case, all_cases
 from bench.gpu.report import Result
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -57,7 +57,7 @@ def test_the_kernels_pass_its_cases_in_the_interpreter() -> None:
 
 def test_every_op_has_cases_and_is_timed() -> None:
     ops = {file.parent.name for file in ROOT.glob("kernels/dflash_kernels/*/kernel.py")}
-    assert {case.op for case in gpu_check.all_cases(CPU, small=True)} == ops
+    assert {case.op for case in all_cases(CPU, small=True)} == ops
     timed = {name.split(",")[0] for name in gpu_speed.smallest(CPU)}
     assert timed == ops | {"narrow_block", "token_wise"}
 

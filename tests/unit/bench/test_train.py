@@ -16,7 +16,7 @@ TAPS = {"moe": (1, 3, 4), "hybrid": (0, 1, 2)}
 
 
 @pytest.fixture(scope="module", params=TAPS)
-def packed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory):
+def packed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random pair, written as the real ones are."""
     verifier = tiny_verifier(request.param, top_k=4)
     return pack(tmp_path_factory.mktemp("pair"), verifier, TAPS[request.param])
@@ -63,7 +63,7 @@ def test_rounded_products_stay_close(kind: str) -> None:
 
 def test_grouped_experts_equal_a_loop_over_tokens() -> None:
     """Dispatch, spare slots and combination: every token gets its own experts' outputs."""
-    layer = tiny_verifier().layers[0].experts
+    layer = next(tiny_verifier().decoder_layers()).experts
     generator = torch.Generator().manual_seed(5)
     x = torch.randn(70, 64, generator=generator).bfloat16()
     probs = torch.randn(70, 4, generator=generator).softmax(-1)
@@ -183,7 +183,8 @@ def test_training_goes_on_exactly_where_it_stopped(tmp_path: Path) -> None:
         def step_loss(step: int) -> float:
             loss = (model(inputs).squeeze() - inputs[:, step % 6]).square().mean()
             loss.backward()
-            return loss.item()
+            value: float = loss.item()
+            return value
 
         fit(model, recipe, step_loss, dict, snapshot)
         return torch.cat([param.detach().flatten() for param in model.parameters()])

@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from bench.width import plot
@@ -71,5 +72,5 @@ def test_the_plot_has_a_panel_a_server_and_batch_and_a_mark_a_contender() -> Non
     panels = plot.draw(rows).axes
     assert [axes.get_title() for axes in panels] == ["batch 1", "batch 2"] * 2
     for row, axes in zip(rows, panels, strict=True):
-        drawn = {line.get_label(): line.get_xdata()[0] for line in axes.lines[1:]}
+        drawn = {line.get_label(): np.asarray(line.get_xdata())[0] for line in axes.lines[1:]}
         assert drawn == {label: row[key] / row["plain"] for key, (label, _) in plot.MARKS.items()}

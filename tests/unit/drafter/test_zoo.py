@@ -1,9 +1,6 @@
-"""The embedded pairs as they are packaged, and the data split behind them."""
+"""The embedded pairs as they are packaged."""
 
-import itertools
 import json
-import sys
-from types import ModuleType
 
 import pytest
 import torch
@@ -13,8 +10,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from dflash_sglang import zoo
 from dflash_sglang.drafter.checkpoint import load_config, read_headers
-from dflash_sglang.drafter.reference import load_draft
-from tests.support.training import TOKENIZER
 
 NAMES = ("hybrid", "moe")
 
@@ -23,14 +18,6 @@ NAMES = ("hybrid", "moe")
 def pair(request: pytest.FixtureRequest) -> zoo.Pair:
     """Each embedded pair in turn."""
     return zoo.path(request.param)
-
-
-@pytest.fixture
-def data() -> ModuleType:
-    """The module bench/train/data.py."""
-    from bench.train import data
-
-    return data
 
 
 def test_the_pairs_are_found_by_name() -> None:
@@ -103,46 +90,6 @@ def test_the_pairs_share_tokenizer_and_prompts() -> None:
     assert zoo.prompts("moe") == zoo.prompts("hybrid")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("family", ["story", "sql"])
-def test_tau_is_that_of_the_card(pair: zoo.Pair, family: str) -> None:
-    """Weights, card and drafter belong together; every answer equals plain decoding."""
-    from bench.train.decode import decode_batch, load_verifier, speculate
-
-    model, drafter = load_verifier(pair.verifier), load_draft(pair.drafter)
-    measured = json.loads((pair.verifier.parent / "eval.json").read_text(encoding="utf-8"))
-    tokenizer = Tokenizer.from_file(str(pair.verifier / "tokenizer.json"))
-    asked = zoo.prompts(pair.verifier.parent.name)[family][:8]
-    prompts = [tokenizer.encode(prompt.text).ids for prompt in asked]
-    limit = measured["max_new_tokens"]
-    plain = decode_batch(model, prompts, limit)
-    told = [speculate(model, drafter, prompt, 16, limit) for prompt in prompts]
-    assert [answer.ids for answer in told] == plain
-    commit_lens = [length for answer in told for length in answer.commit_lens]
-    tau = sum(commit_lens) / len(commit_lens)
-    # The card asks 30 prompts a family; 8 of them are a fifth apart at most.
-    assert tau == pytest.approx(measured["blocks"]["16"]["tau_by_family"][family], rel=0.2)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_card_evaluation_and_weights_belong_together(name: str) -> None:
-    """An evaluation of other weights, or a card of another evaluation, would differ."""
-    from bench.train.card import count_parameters
-    from bench.train.recipes import RECIPES
-
-    folder = zoo.path(name).verifier.parent
-    measured = json.loads((folder / "eval.json").read_text(encoding="utf-8"))
-    card = (folder / "CARD.md").read_text(encoding="utf-8")
-    for part in ("verifier", "drafter"):
-        assert measured[part]["parameters"] == count_parameters(folder / part)
-        assert measured[part]["recipe"]["steps"] == getattr(RECIPES[name], part).steps
-        assert f"{measured[part]['parameters']:,}" in card
-    for block_size, block in measured["blocks"].items():
-        assert f"tau, block {block_size}" in card
-        assert f"{block['tau']:.2f}" in card
-    assert measured["blocks"]["16"]["tau"] >= RECIPES[name].targets.tau["16"]
-
-
 def test_prompts_cover_nine_families_without_repeats() -> None:
     prompts = zoo.prompts("moe")
     assert len(prompts) == 9
@@ -161,45 +108,3 @@ def test_prompt_text_is_what_the_chat_template_writes(pair: zoo.Pair) -> None:
         # One digit a token, and no token joins the special ones.
         ids = tokenizer(found[0].text)["input_ids"]
         assert tokenizer.decode(ids) == found[0].text
-
-
-def test_no_held_out_answer_is_trained_on(data: ModuleType) -> None:
-    """A split by prompt leaks: the same answer occurs under another wording."""
-    grammar = sys.modules["bench.train.grammar"]
-    held_out = {prompt.answer for found in zoo.prompts("moe").values() for prompt in found}
-    trained = set()
-    for exchange in itertools.islice(data.training_exchanges(seed=5), 20_000):
-        trained |= {exchange.answer, exchange.reference}
-    assert not held_out & trained
-    for answer in held_out:
-        assert grammar.held_out(grammar.Exchange("any", "asked otherwise", answer, answer))
-
-
-def test_every_family_has_held_out_answers(data: ModuleType) -> None:
-    held_out = data.held_out_exchanges(seed=1, per_family=8)
-    assert held_out.keys() == zoo.prompts("moe").keys()
-    assert all(len(found) == 8 for found in held_out.values())
-
-
-def test_groups_cover_every_document_once_and_stay_within_the_budget(data: ModuleType) -> None:
-    encoded = [([7] * length, [True] * length) for length in (5, 300, 17, 64, 64, 9, 128, 33)]
-    corpus = data.pack(encoded)
-    documents = data.np.arange(len(corpus))
-    groups = data.group_by_length(corpus, documents, max_tokens=256)
-    assert sorted(int(i) for group in groups for i in group) == list(documents)
-    for group in groups:
-        batch = data.pad(corpus, group)
-        # A document longer than the budget stands alone.
-        assert batch.ids.numel() <= 256 or len(group) == 1
-        assert batch.valid.sum() == sum(len(encoded[i][0]) for i in group)
-
-
-def test_prompts_are_not_answers(data: ModuleType) -> None:
-    """Only answers and their end marker are learnt."""
-    tokenizer = Tokenizer.from_file(str(TOKENIZER))
-    exchange = next(data.training_exchanges(seed=3))
-    ids, answer = data.encode(tokenizer, [exchange])
-    asked = [i for i, told in zip(ids, answer, strict=True) if not told]
-    told = [i for i, told in zip(ids, answer, strict=True) if told]
-    assert tokenizer.decode(asked, skip_special_tokens=False) == data.chat(exchange.question)
-    assert tokenizer.decode(told, skip_special_tokens=False) == exchange.answer + "<|im_end|>\n"
