@@ -1,3 +1,3 @@
 """DFlash block-diffusion speculative decoding for stock SGLang."""
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"

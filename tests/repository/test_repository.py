@@ -1,7 +1,10 @@
 """Contents of the repository's files."""
 
 import re
+import tomllib
 from pathlib import Path
+
+import dflash_sglang
 
 ROOT = Path(__file__).resolve().parents[2]
 IGNORED = {".git", "build", "dist", "__pycache__", ".venv"}
@@ -47,3 +50,12 @@ def test_no_file_names_a_path_of_one_machine() -> None:
 def test_scripts_are_executable() -> None:
     for script in ("launch/demo", "launch/setup.sh", "tests/run", ".ci/run"):
         assert (ROOT / script).stat().st_mode & 0o111, script
+
+
+def test_one_version() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert project["version"] == dflash_sglang.__version__
+    newest = re.search(r"(?m)^## \[(\d.*)\]", (ROOT / "CHANGELOG.md").read_text())
+    assert newest is not None
+    assert newest[1] == project["version"]
+    assert f"\nversion: {newest[1]}\n" in (ROOT / "CITATION.cff").read_text()
