@@ -33,7 +33,7 @@ from torch import Tensor
 CHUNK = 64
 
 
-class Block(NamedTuple):
+class TokenBlock(NamedTuple):
     """The inputs of a block of tokens; rows are requests.
 
     A token whose beta, g and key are zero does not change the state: padding.
@@ -78,7 +78,7 @@ def unit_length(x: Tensor) -> Tensor:
     return x * torch.rsqrt(x.square().sum(-1, keepdim=True).add_(1e-6))
 
 
-def run_block(state: Tensor, block: Block) -> tuple[Tensor, Updates]:
+def run_block(state: Tensor, block: TokenBlock) -> tuple[Tensor, Updates]:
     """Outputs and updates of a block, from the state before it.
 
     Args:

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dflash_sglang.cpu.gated_delta.delta_rule import Block, gates, unit_length
+from dflash_sglang.cpu.gated_delta.delta_rule import TokenBlock, gates, unit_length
 from dflash_sglang.errors import PlatformError
 
 
@@ -41,7 +41,7 @@ def equal_blocks(
     dt_bias: Tensor,
     scale: float | None,
     requests: int,
-) -> Block:
+) -> TokenBlock:
     """The tokens of requests of equal length as a block; arguments as `pack_block` and `gates`."""
     shape = (requests, len(value) // max(requests, 1))
     rows = torch.arange(len(value)).view(shape)
@@ -57,7 +57,7 @@ def pack_block(
     beta: Tensor,
     scale: float | None,
     rows: Tensor,
-) -> Block:
+) -> TokenBlock:
     """Packed tokens as a padded block.
 
     Args:
@@ -81,7 +81,7 @@ def pack_block(
     ]
     if int(rows.max()) == len(value):
         parts = [F.pad(part, (0, 0) * (part.dim() - 1) + (0, 1)) for part in parts]
-    return Block(*(part[rows].transpose(1, 2) for part in parts))
+    return TokenBlock(*(part[rows].transpose(1, 2) for part in parts))
 
 
 def token_rows(starts: Tensor, lengths: Tensor, padding: int) -> Tensor:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from dflash_sglang.cpu.gated_delta.delta_rule import (
     CHUNK,
-    Block,
+    TokenBlock,
     apply_updates,
     gates,
     run_block,
@@ -106,7 +106,7 @@ def chunk_gated_delta_rule(
     for number, begin in enumerate(range(0, rows.shape[1], CHUNK)):
         active, end = int((lengths > begin).sum()), begin + CHUNK
         before[first_chunk[:active] + number] = state[:active]
-        chunk = Block(*(part[:active, :, begin:end] for part in inputs))
+        chunk = TokenBlock(*(part[:active, :, begin:end] for part in inputs))
         read, updates = run_block(state[:active], chunk)
         state[:active] = apply_updates(state[:active], updates)
         output[rows[:active, begin:end]] = read.transpose(1, 2).to(v.dtype)
@@ -158,7 +158,7 @@ def fused_recurrent_gated_delta_rule_packed_decode(
     value = mixed_qkv[:, keys:].reshape(-1, heads, 1, v_dim)
     slots, dtype = valid_slots(ssm_state_indices), compute_dtype(mixed_qkv)
     decay, beta = (x.unsqueeze(-1) for x in gates(a, b, A_log, dt_bias, dtype))
-    block = Block(
+    block = TokenBlock(
         unit_length(query.to(dtype)) * scale,
         unit_length(key.to(dtype)),
         value.to(dtype),

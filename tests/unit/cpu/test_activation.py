@@ -35,7 +35,7 @@ def test_applies_on_a_bare_machine(environment: dict[str, str]) -> None:
         ({"SGLANG_PLATFORM": "dflash_cpu", "SGLANG_USE_CPU_ENGINE": "1"}, "ENGINE"),
     ],
 )
-def test_stays_away_when_told(environment: dict[str, str], clause: str) -> None:
+def test_another_selection_keeps_it_inactive(environment: dict[str, str], clause: str) -> None:
     reason = inactive_reason(environment, lambda: None)
     assert reason is not None
     assert clause in reason
@@ -43,7 +43,7 @@ def test_stays_away_when_told(environment: dict[str, str], clause: str) -> None:
 
 @pytest.mark.parametrize("name", ["cuda", "rocm", "xpu", "npu", "musa", "mps"])
 @pytest.mark.parametrize("environment", [{}, {"SGLANG_PLATFORM": "dflash_cpu"}])
-def test_stays_away_from_every_accelerator(name: str, environment: dict[str, str]) -> None:
+def test_every_accelerator_keeps_it_inactive(name: str, environment: dict[str, str]) -> None:
     reason = inactive_reason(environment, lambda: name)
     assert reason is not None
     assert name in reason
