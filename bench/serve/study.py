@@ -88,11 +88,11 @@ def workloads() -> list[Workload]:
     low = [prompt.text for pair in pairs for prompt in pair]
     trained = [mode for mode in MODES if mode.drafter != RANDOM]
     ours = [mode for mode in trained if mode.mode != "builtin"]
-    useless = [PLAIN, *(mode for mode in MODES if mode.drafter == RANDOM)]
+    untrained = [PLAIN, *(mode for mode in MODES if mode.drafter == RANDOM)]
     return [
         Workload("all families", mixed, trained),
         Workload("low acceptance", low, ours),
-        Workload("random", mixed, useless),
+        Workload("random", mixed, untrained),
     ]
 
 

@@ -91,7 +91,7 @@ class Exchange(NamedTuple):
 
 
 def addition(rng: random.Random) -> tuple[str, str]:
-    """Column addition said aloud, from the ones up."""
+    """Column addition spelled out, from the ones up."""
     a, b = rng.randint(10, 999), rng.randint(10, 999)
     forms = (
         "What is {a} + {b}?",
@@ -392,6 +392,6 @@ def exchanges(seed: int) -> Iterator[Exchange]:
 
 
 def held_out(exchange: Exchange) -> bool:
-    """Whether an exchange is kept from training: its *answer* decides, however it is asked."""
+    """Whether an exchange is kept from training; only its *answer* decides, not the question."""
     digest = hashlib.md5(exchange.reference.encode(), usedforsecurity=False).digest()
     return int.from_bytes(digest[:4], "big") < HELD_OUT_SHARE * 2**32

@@ -1,4 +1,4 @@
-"""What differs between the embedded pairs: sizes, taps, how long to train, what is wanted."""
+"""What differs between the embedded pairs: sizes, taps, training schedules, targets."""
 
 from typing import NamedTuple
 

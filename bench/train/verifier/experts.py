@@ -10,51 +10,51 @@ from bench.train.verifier.shape import VerifierShape, weight
 
 # Expert groups are padded to this multiple: the CPU's matrix library prepares a product for every
 # new shape, which costs more than the product itself.
-SLOT_MULTIPLE = 64
+ROW_MULTIPLE = 64
 
 
-class Slots(NamedTuple):
-    """Where the experts' inputs lie: one group of slots an expert."""
+class ExpertRows(NamedTuple):
+    """Where the experts' inputs lie: one group of rows an expert."""
 
-    token_of_slot: Tensor  # [slots] int64; spare slots hold token 0
-    slot_of_choice: Tensor  # [tokens * top_k] int64
-    sizes: list[int]  # slots of each expert
+    token_of_row: Tensor  # [rows] int64; spare rows hold token 0
+    row_of_choice: Tensor  # [tokens * top_k] int64
+    sizes: list[int]  # rows of each expert
     load: Tensor  # [experts] int64, choices of each expert
 
 
 class Dispatch(torch.autograd.Function):
-    """Copy tokens into the slots of their experts; the gradient is a gather, not a scatter."""
+    """Copy tokens into the rows of their experts; the gradient is a gather, not a scatter."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, token_of_slot: Tensor, slot_of_choice: Tensor) -> Tensor:
-        """Gather x [tokens, width] to [slots, width]; slot_of_choice [tokens * top_k]."""
-        ctx.save_for_backward(slot_of_choice)
+    def forward(ctx: Any, x: Tensor, token_of_row: Tensor, row_of_choice: Tensor) -> Tensor:
+        """Gather x [tokens, width] to [rows, width]; row_of_choice [tokens * top_k]."""
+        ctx.save_for_backward(row_of_choice)
         ctx.tokens = len(x)
-        return x[token_of_slot]
+        return x[token_of_row]
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        """Sum the gradients of a token's slots; spare slots have none."""
-        (slot_of_choice,) = ctx.saved_tensors
-        choices = grad[slot_of_choice].view(ctx.tokens, -1, grad.shape[-1]).unbind(1)
+        """Sum the gradients of a token's rows; spare rows have none."""
+        (row_of_choice,) = ctx.saved_tensors
+        choices = grad[row_of_choice].view(ctx.tokens, -1, grad.shape[-1]).unbind(1)
         return sum(choices[1:], start=choices[0]), None, None
 
 
 class Combine(torch.autograd.Function):
-    """Take every choice's output from its slot; slots are taken once, so the gradient is a copy."""
+    """Take every choice's output from its row; rows are taken once, so the gradient is a copy."""
 
     @staticmethod
-    def forward(ctx: Any, outputs: Tensor, slot_of_choice: Tensor) -> Tensor:
-        """Gather outputs [slots, width] to [tokens * top_k, width]."""
-        ctx.save_for_backward(slot_of_choice)
-        ctx.slots = len(outputs)
-        return outputs[slot_of_choice]
+    def forward(ctx: Any, outputs: Tensor, row_of_choice: Tensor) -> Tensor:
+        """Gather outputs [rows, width] to [tokens * top_k, width]."""
+        ctx.save_for_backward(row_of_choice)
+        ctx.rows = len(outputs)
+        return outputs[row_of_choice]
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        """Gradients of the slots; zero for spare ones."""
-        (slot_of_choice,) = ctx.saved_tensors
-        return grad.new_zeros(ctx.slots, grad.shape[-1]).index_copy_(0, slot_of_choice, grad), None
+        """Gradients of the rows; zero for spare ones."""
+        (row_of_choice,) = ctx.saved_tensors
+        return grad.new_zeros(ctx.rows, grad.shape[-1]).index_copy_(0, row_of_choice, grad), None
 
 
 class Experts(nn.Module):
@@ -76,17 +76,17 @@ class Experts(nn.Module):
         s = self.shape
         weights, chosen = probs.topk(s.top_k, dim=-1)
         weights = (weights / weights.sum(-1, keepdim=True)).bfloat16()
-        slots = assign_slots(chosen, s.num_experts)
-        parts = Dispatch.apply(x, slots.token_of_slot, slots.slot_of_choice).split(slots.sizes)
+        rows = assign_rows(chosen, s.num_experts)
+        parts = Dispatch.apply(x, rows.token_of_row, rows.row_of_choice).split(rows.sizes)
         gate_up, down = self.gate_up.bfloat16().unbind(), self.down.bfloat16().unbind()
         gate, up = torch.cat(
             [F.linear(part, w) for part, w in zip(parts, gate_up, strict=True)]
         ).chunk(2, dim=-1)
-        inner = (F.silu(gate) * up).split(slots.sizes)
+        inner = (F.silu(gate) * up).split(rows.sizes)
         outputs = torch.cat([F.linear(part, w) for part, w in zip(inner, down, strict=True)])
-        choices = Combine.apply(outputs, slots.slot_of_choice).view(-1, s.top_k, s.hidden_size)
+        choices = Combine.apply(outputs, rows.row_of_choice).view(-1, s.top_k, s.hidden_size)
         first, *others = (choices * weights[..., None]).unbind(1)
-        share = slots.load / slots.load.sum()
+        share = rows.load / rows.load.sum()
         return sum(others, start=first), s.num_experts * (share * probs.mean(0)).sum()
 
 
@@ -106,17 +106,17 @@ class SharedExpert(nn.Module):
         return F.linear(x, self.gate.bfloat16()).sigmoid() * out
 
 
-def assign_slots(chosen: Tensor, experts: int) -> Slots:
-    """Group the choices [tokens, top_k] by expert, groups padded to `SLOT_MULTIPLE`."""
+def assign_rows(chosen: Tensor, experts: int) -> ExpertRows:
+    """Group the choices [tokens, top_k] by expert, groups padded to `ROW_MULTIPLE`."""
     flat = chosen.flatten()
     order = flat.argsort(stable=True)
     load = torch.bincount(flat, minlength=experts)
-    padded = (load + SLOT_MULTIPLE - 1) // SLOT_MULTIPLE * SLOT_MULTIPLE
+    padded = (load + ROW_MULTIPLE - 1) // ROW_MULTIPLE * ROW_MULTIPLE
     shift = (padded.cumsum(0) - padded) - (
         load.cumsum(0) - load
-    )  # slots before an expert less choices before it
-    slot_of_choice = torch.empty_like(order)
-    slot_of_choice[order] = torch.arange(len(order)) + shift[flat[order]]
-    token_of_slot = torch.zeros(int(padded.sum()), dtype=torch.int64)
-    token_of_slot[slot_of_choice] = torch.arange(len(order)) // chosen.shape[1]
-    return Slots(token_of_slot, slot_of_choice, padded.tolist(), load)
+    )  # rows before an expert less choices before it
+    row_of_choice = torch.empty_like(order)
+    row_of_choice[order] = torch.arange(len(order)) + shift[flat[order]]
+    token_of_row = torch.zeros(int(padded.sum()), dtype=torch.int64)
+    token_of_row[row_of_choice] = torch.arange(len(order)) // chosen.shape[1]
+    return ExpertRows(token_of_row, row_of_choice, padded.tolist(), load)

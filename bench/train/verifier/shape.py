@@ -11,7 +11,7 @@ class DeltaShape:
     """Sizes of a gated delta net."""
 
     num_key_heads: int = 4
-    num_value_heads: int = 8  # a key head serves as many value heads as there are for each
+    num_value_heads: int = 8  # equally many for each key head
     key_dim: int = 32
     value_dim: int = 32
     conv_kernel: int = 4
@@ -44,10 +44,10 @@ class VerifierShape:
     rope_theta: float = 10000.0
     max_positions: int = 2048
     rms_norm_eps: float = 1e-6
-    delta: DeltaShape | None = None  # of the layers that are not attention, if there are such
-    full_attention_interval: int = 1  # every how manieth layer is attention
+    delta: DeltaShape | None = None  # of the layers that are not attention
+    full_attention_interval: int = 1  # every n-th layer is attention
     output_gate: bool = False  # whether attention outputs are gated
-    shared_expert_size: int = 0  # width of the expert every token takes; 0: there is none
+    shared_expert_size: int = 0  # width of the expert that every token takes; 0: none
     norm_offset: float = 0.0  # added to the stored weights of norms
 
     def is_attention(self, layer: int) -> bool:

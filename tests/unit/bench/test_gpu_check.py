@@ -179,12 +179,12 @@ class TorchWrapper:
             first, last = self._pages[row : row + 2].tolist()
             kv_len = (last - first - 1) * self._page_size + int(self._ends[row])
             keys, values = cache[indices[first:last].long()].float().unbind(1)
-            slot, key = torch.arange(end - begin)[:, None], torch.arange(kv_len)
+            position, key = torch.arange(end - begin)[:, None], torch.arange(kv_len)
             seen = torch.ones(end - begin, kv_len, dtype=torch.bool)
             if self._causal:
-                seen &= ~(key + (end - begin) > kv_len + slot)
+                seen &= ~(key + (end - begin) > kv_len + position)
             if self._window_left >= 0 and self.windows:
-                seen &= key + (end - begin) + self._window_left >= kv_len + slot
+                seen &= key + (end - begin) + self._window_left >= kv_len + position
             attended = torch.nn.functional.scaled_dot_product_attention(
                 q[begin:end].float().transpose(0, 1),
                 keys.flatten(0, 1)[:kv_len].transpose(0, 1),

@@ -8,7 +8,7 @@ import torch
 from bench.train.data import Batch
 from bench.train.drafter import ANCHORS, BLOCK_SIZE, cut_blocks, draft_config
 from bench.train.fit import Recipe, fit, orthogonalise
-from bench.train.verifier.experts import Combine, Dispatch, assign_slots
+from bench.train.verifier.experts import Combine, Dispatch, assign_rows
 from dflash_sglang.drafter.checkpoint import load_config, read_headers, tensor_problems
 from tests.support.training import pack, tiny_verifier
 
@@ -62,7 +62,7 @@ def test_rounded_products_stay_close(kind: str) -> None:
 
 
 def test_grouped_experts_equal_a_loop_over_tokens() -> None:
-    """Dispatch, spare slots and combination: every token gets its own experts' outputs."""
+    """Dispatch, spare rows and combination: every token gets its own experts' outputs."""
     layer = next(tiny_verifier().decoder_layers()).experts
     generator = torch.Generator().manual_seed(5)
     x = torch.randn(70, 64, generator=generator).bfloat16()
@@ -83,16 +83,16 @@ def test_grouped_experts_equal_a_loop_over_tokens() -> None:
 def test_expert_gradients_equal_those_of_plain_indexing() -> None:
     """The two hand-written gradients, against autograd on the same index arithmetic."""
     chosen = torch.tensor([[0, 2], [2, 1], [0, 1], [3, 0]])
-    slots = assign_slots(chosen, experts=4)
-    assert slots.load.tolist() == [3, 2, 2, 1]
+    rows = assign_rows(chosen, experts=4)
+    assert rows.load.tolist() == [3, 2, 2, 1]
     for custom in (True, False):
         x = torch.arange(8.0).view(4, 2).requires_grad_()
         if custom:
-            inputs = Dispatch.apply(x, slots.token_of_slot, slots.slot_of_choice)
-            choices = Combine.apply(inputs**2, slots.slot_of_choice)
+            inputs = Dispatch.apply(x, rows.token_of_row, rows.row_of_choice)
+            choices = Combine.apply(inputs**2, rows.row_of_choice)
         else:
-            inputs = x[slots.token_of_slot]
-            choices = (inputs**2)[slots.slot_of_choice]
+            inputs = x[rows.token_of_row]
+            choices = (inputs**2)[rows.row_of_choice]
         (choices * torch.arange(1.0, 17.0).view(8, 2)).sum().backward()
         if custom:
             ours = x.grad
@@ -120,7 +120,7 @@ def test_blocks_end_with_the_answer_and_after_the_first_disagreement() -> None:
         weights = blocks.weights[row]
         assert int((weights > 0).sum()) == expected
         assert (weights[:expected] > 0).all()
-        # The verifier's row that predicts slot i is the one before it.
+        # The verifier's row that predicts draft i is the one before it.
         assert blocks.targets[row, :expected].tolist() == [anchor + i for i in range(expected)]
 
 
