@@ -1,7 +1,7 @@
 """Draw the headline result: speed-up over plain decoding by concurrency, from the study's JSON.
 
     python -m bench.serve plot                  # docs/data/speedup.svg and speedup.png
-    python -m bench.serve plot --out /tmp/mine.svg --study mine.json
+    python -m bench.serve plot --out mine.svg --study mine.json
 
 Left: SGLang's own DFLASH worker and ours with the trained drafter. Right: our worker with an
 untrained drafter, at a fixed width and with the adaptive one. Bars are medians of the rounds,
