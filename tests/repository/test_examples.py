@@ -12,8 +12,8 @@ FILES = sorted(file for file in EXAMPLES.iterdir() if file.suffix in {".py", ".s
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
 def test_help(file: Path) -> None:
-    command = [sys.executable, file] if file.suffix == ".py" else ["bash", file]
-    done = subprocess.run([*command, "--help"], capture_output=True, text=True)
+    program = sys.executable if file.suffix == ".py" else "bash"
+    done = subprocess.run([program, file, "--help"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert f"examples/{file.name}" in done.stdout
 

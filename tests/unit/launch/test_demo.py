@@ -12,7 +12,9 @@ from dflash_sglang import zoo
 from launch import comparison, demo
 from launch.client import Answer
 from launch.comparison import Comparison, ComparisonError, Options
+from launch.load import Load
 from launch.report import PLAIN, Pass
+from launch.serving import Server
 from tests.unit.launch.stub_server import Canned, serve
 
 
@@ -153,7 +155,7 @@ def test_modes_differ_in_the_worker_alone() -> None:
         assert "--min-free-slots-delay 1" in text
         assert "--device" not in text
 
-    def flags(server: comparison.Server) -> list[str]:
+    def flags(server: Server) -> list[str]:
         return [word for word in server.command if word != str(server.port)]
 
     assert flags(builtin) == flags(ours)
@@ -218,8 +220,7 @@ def test_refuses_before_a_server_is_started(
 
 def test_differences_are_reported_once_per_row(capsys: pytest.CaptureFixture[str]) -> None:
     same, other = (
-        comparison.load.Load((Answer("", ids, {"completion_tokens": 2}),), 1.0)
-        for ids in ((1, 2), (1, 3))
+        Load((Answer("", ids, {"completion_tokens": 2}),), 1.0) for ids in ((1, 2), (1, 3))
     )
     passes = [Pass("plain", 1, same), Pass("dflash", 1, other), Pass("dflash", 1, other)]
     demo.report_differences(passes, same, ["question"])

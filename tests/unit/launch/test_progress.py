@@ -4,7 +4,6 @@ import io
 
 import pytest
 
-from launch import progress
 from launch.progress import Progress
 
 
@@ -16,7 +15,7 @@ class Terminal(io.StringIO):
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     now = [100.0]
-    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr("launch.progress.time.monotonic", lambda: now[0])
     return now
 
 

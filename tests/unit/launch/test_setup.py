@@ -131,7 +131,7 @@ def test_uses_uv_from_path_with_its_own_cache(checkout: Checkout) -> None:
 
 @pytest.mark.parametrize("reason", ["STUB_NO_UV", "STUB_UV_FAILS"])
 def test_falls_back_to_pip(checkout: Checkout, reason: str) -> None:
-    venv, messages = checkout.run(**{reason: "1"})
+    venv, messages = checkout.run(0, **{reason: "1"})
     install, compile_all = checkout.calls()[-2:]
     assert f"--no-compile --no-deps -r {checkout.root}/constraints.txt" in install
     assert f"-m compileall -q -j 0 {venv}/lib" in compile_all

@@ -74,6 +74,7 @@ def test_listed_architectures_capture_hidden_states() -> None:
     assert _captures("MiniCPMV4_6")
 
 
+@pytest.mark.slow
 def test_no_capturing_architecture_is_refused() -> None:
     """One that is missing from the table would be refused although SGLang serves it."""
     found = {name for name in _models()[1] if _captures(name)}
