@@ -87,7 +87,7 @@ class Client:
         temperature: float = 0.0,
         **sampling: object,
     ) -> Answer:
-        """Completes one prompt, given as text or as token ids; greedy unless told otherwise."""
+        """Completes one prompt, given as text or as token ids; greedy by default."""
         params = {"max_new_tokens": max_new_tokens, "temperature": temperature, **sampling}
         source = {"text": prompt} if isinstance(prompt, str) else {"input_ids": list(prompt)}
         return Answer.parse(self.post("/generate", {**source, "sampling_params": params}))

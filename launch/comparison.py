@@ -1,4 +1,4 @@
-"""Serves one pair in several modes and measures each with the same prompts."""
+"""Serves one pair in several modes and measures each of them with the same prompts."""
 
 import itertools
 import sys
@@ -25,7 +25,7 @@ OURS = "dflash"  # the mode served by the worker of this package
 
 
 class Comparison(NamedTuple):
-    """What came of it."""
+    """The measured passes, and the server of our worker."""
 
     passes: list[Pass]  # all rounds; the first one is plain decoding
     server: Server  # ours, still running
@@ -51,7 +51,7 @@ class Mode(NamedTuple):
 
 
 class ComparisonError(RuntimeError):
-    """The comparison could not be made; the message says why."""
+    """The comparison could not be made; the message has the reason."""
 
 
 def choose_prompts(model: str, count: int | None = None) -> list[zoo.Prompt]:
@@ -109,12 +109,12 @@ def compare(options: Options, prompts: Sequence[str], stack: ExitStack) -> Compa
     is up at a time.
 
     Raises:
-        ComparisonError: a server runs, but not as its mode says.
+        ComparisonError: a server runs, but not in its mode.
         ServerError: a server did not start or died.
     """
     modes = choose_modes(options)
     together = psutil.virtual_memory().available / 1e9 >= SERVER_GB * len(modes)
-    order = "all up, taking turns" if together else "one after another, for want of memory"
+    order = "all up, taking turns" if together else "one after another, because memory is short"
     say(f"{len(modes)} servers ({', '.join(mode.name for mode in modes)}), {order}")
     passes: list[Pass] = []
     for group in [modes] if together else [[mode] for mode in modes]:

@@ -85,7 +85,7 @@ def numbers(text: str) -> list[int]:
 
 
 def refusal(command: Command, trained: int) -> str | None:
-    """Why the options cannot be run, found before any server is started; None when they can."""
+    """Returns why the options cannot be run, before any server starts; None if they can."""
     options, prompts, file = command
     most = max(options.concurrency)
     held_out = sum(map(len, zoo.prompts(options.model).values()))
@@ -125,7 +125,7 @@ def report_differences(passes: Sequence[Pass], reference: Load, prompts: Sequenc
             )
 
 
-def say_how_to_use(server: Server, question: str) -> None:
+def print_usage(server: Server, question: str) -> None:
     """Prints a request for the server that is left running, and how to stop it."""
     body = {
         "model": "default",
@@ -136,7 +136,7 @@ def say_how_to_use(server: Server, question: str) -> None:
     print(
         f"\nThe DFLASH server keeps running; its log: {server.log_path}\n"
         f"stop it:  kill {server.pid}\n"
-        f"ask it:   curl -s {server.url}/v1/chat/completions "
+        f"request:  curl -s {server.url}/v1/chat/completions "
         f"-H 'Content-Type: application/json' -d {shlex.quote(json.dumps(body))}"
     )
 
@@ -162,7 +162,7 @@ def run(command: Command) -> int:
             return 1
         if options.serve:
             stack.pop_all()
-            say_how_to_use(server, chosen[0].question)
+            print_usage(server, chosen[0].question)
     return 0
 
 

@@ -1,4 +1,4 @@
-"""Closed-loop load for a server and what it tells: tokens/s, tau, identity with a reference."""
+"""A closed-loop load for a server, and its results: tokens/s, tau, identity with a reference."""
 
 import threading
 import time
@@ -72,8 +72,8 @@ def tau(answers: Iterable[Answer]) -> float:
     """Mean committed tokens per verify: (completion tokens - 1) summed / verifies summed.
 
     The first token of an answer comes from prefill and is not counted; accepted drafts behind a
-    stop token are not counted either, since nobody gets them. Without speculation every decoding
-    step commits one token: 1.0.
+    stop token are not counted either, since they are not returned. Without speculation every
+    decoding step commits one token: 1.0.
     """
     listed = tuple(answers)
     verifies = sum(answer.verify_count for answer in listed)

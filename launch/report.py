@@ -1,4 +1,4 @@
-"""What a comparison of serving modes says: rows, table, JSON, provenance."""
+"""Results of a comparison of serving modes: rows, table, JSON, provenance."""
 
 import importlib.metadata
 import os
@@ -166,7 +166,7 @@ def provenance(arguments: object) -> dict[str, Any]:
 
 
 def cpu_name() -> str:
-    """Model name of the first processor, as Linux tells it."""
+    """Model name of the first processor, from /proc/cpuinfo."""
     for line in Path("/proc/cpuinfo").read_text().splitlines():
         if line.startswith("model name"):
             return line.partition(":")[2].strip()

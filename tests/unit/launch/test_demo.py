@@ -47,7 +47,7 @@ def run_demo(
     arguments: Sequence[str],
     dflash_ids: Callable[[str], list[int]] = lambda _: [1, 2, 3],
 ) -> int:
-    """Runs the demo with canned answers: plain says 1 2 3, DFLASH what `dflash_ids` says."""
+    """Runs the demo with canned answers: plain answers 1 2 3, DFLASH as `dflash_ids`."""
 
     def compare(options: Options, prompts: Sequence[str], stack: ExitStack) -> Comparison:
         stack.callback(server.stop)
@@ -110,7 +110,7 @@ def test_exit_status_1_and_the_first_difference(
     assert "curl" not in out
 
 
-def test_serve_leaves_the_server_and_says_how_to_ask_and_stop_it(
+def test_serve_leaves_the_server_and_prints_a_request_and_how_to_stop_it(
     monkeypatch: pytest.MonkeyPatch, server: FakeServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run_demo(monkeypatch, server, ["--serve", "--rounds", "1"]) == 0

@@ -14,7 +14,7 @@ from launch.serving import Server, ServerError, free_port
 ROOT = Path(__file__).resolve().parents[3]
 MODEL = Path("model")
 
-# Answers every request; has a child; ignores SIGTERM in both when told so.
+# Answers every request; has a child; both ignore SIGTERM.
 STUBBORN = """
 import http.server, signal, subprocess, sys
 signal.signal(signal.SIGTERM, signal.SIG_IGN)

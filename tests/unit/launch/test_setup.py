@@ -94,7 +94,7 @@ class Checkout:
         return Path(out.strip()), messages
 
     def calls(self) -> list[str]:
-        """What pip and uv were asked since the last time."""
+        """Calls of pip and uv since the last look."""
         file = self.stubs / "calls"
         lines = file.read_text().splitlines() if file.exists() else []
         file.unlink(missing_ok=True)
