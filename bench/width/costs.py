@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from bench.width.traces import BLOCK_SIZE
@@ -39,7 +39,7 @@ class Server(NamedTuple):
     """What steps take on one simulated server."""
 
     name: str
-    verify: dict[int, tuple[float, ...]]  # milliseconds by width, along BATCH_SIZES
+    verify: Mapping[int, tuple[float, ...]]  # milliseconds by width, along BATCH_SIZES
     host: float  # milliseconds a step takes besides, whatever its width
 
     def verify_seconds(self, batch_size: int, width: int) -> float:

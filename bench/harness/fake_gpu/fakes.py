@@ -200,7 +200,7 @@ class FakeServer:
 
         def on_publish(new_seq_lens: Tensor) -> None:
             with self.guard.section(SCHEDULER):
-                FutureMap.publish(relay, rows, new_seq_lens)  # type: ignore[arg-type]
+                FutureMap.publish(relay, rows, new_seq_lens)
 
         return on_publish
 
@@ -212,10 +212,11 @@ class _Verifier(nn.Module):
         super().__init__()
         self.embedding = nn.Embedding(VOCABULARY, HIDDEN, device="cuda", dtype=BF16)
         self.lm_head = nn.Linear(HIDDEN, VOCABULARY, bias=False, device="cuda", dtype=BF16)
-        self.lm_head.quant_method = SimpleNamespace(
+        head: Any = self.lm_head
+        head.quant_method = SimpleNamespace(
             apply=lambda head, x, bias: nn.functional.linear(x, head.weight, bias)
         )
-        self.lm_head.shard_indices = SimpleNamespace(
+        head.shard_indices = SimpleNamespace(
             num_org_elements=VOCABULARY, org_vocab_start_index=0, num_added_elements=0
         )
 

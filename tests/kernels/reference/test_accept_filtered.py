@@ -83,7 +83,7 @@ def test_the_draws_follow_the_filtered_law() -> None:
     assert (error <= 5 * (count * expected * (1 - expected)).sqrt()).all()
 
 
-def unfiltered(bs: int) -> tuple[Tensor, ...]:
+def unfiltered(bs: int) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     generator = torch.Generator().manual_seed(9)
     return (
         torch.randn(bs * 3, 500, generator=generator),

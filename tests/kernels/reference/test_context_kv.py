@@ -77,7 +77,8 @@ def test_fp8_divides_by_the_layers_scale_and_saturates() -> None:
 
 
 def caches_of(layers: int = 2, heads: int = 1, head_dim: int = 4) -> LayerCaches:
-    return LayerCaches.of(*(list(torch.zeros(layers, 4, heads, head_dim)) for _ in range(2)))
+    keys, values = torch.zeros(2, layers, 4, heads, head_dim)
+    return LayerCaches.of(list(keys), list(values))
 
 
 def call(

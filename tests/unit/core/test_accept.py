@@ -284,7 +284,7 @@ def test_the_relaxed_rule_accepts_with_the_documented_probability(thresholds: Th
         chance = min(1.0, float(p[draft]) / thresholds.acc)
         if thresholds.single < 1 and p[draft] >= thresholds.single:
             chance = 1.0
-        seen_more |= chance > p[draft] + 0.05
+        seen_more |= chance > float(p[draft]) + 0.05
         for token in range(VOCAB):
             elsewhere = (1 - chance) * float(p[token] / (1 - p[draft]))
             expected = chance if token == draft else elsewhere

@@ -5,6 +5,7 @@ import json
 import math
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -24,7 +25,7 @@ from dflash_sglang.drafter.reference import DraftModel, load_draft, rotate
 TOLERANCE = 1e-10
 
 
-def small_config(**changes: object) -> DraftConfig:
+def small_config(**changes: Any) -> DraftConfig:
     config = DraftConfig(
         hidden_size=24,
         intermediate_size=40,
@@ -83,7 +84,8 @@ def brute_force(
     c = model.config
     state = [norm(model.fc.weight @ tap, model.hidden_norm.weight, c.rms_norm_eps) for tap in taps]
     x = [row.clone() for row in block]
-    for index, layer in enumerate(model.layers):
+    layers: Any = model.layers
+    for index, layer in enumerate(layers):
         a = layer.self_attn
         entries = [(taps_first + i, s) for i, s in enumerate(state)]
         inputs = [norm(row, layer.input_layernorm.weight, c.rms_norm_eps) for row in x]
@@ -109,7 +111,8 @@ def brute_force(
                     key = turn(key, position, c)
                     scores.append(math.exp(float(query @ key) / math.sqrt(c.head_dim)))
                     values.append(a.v_proj.weight[kv_part] @ source)
-                heads.append(sum(s * v for s, v in zip(scores, values, strict=True)) / sum(scores))
+                weighted = [s * v for s, v in zip(scores, values, strict=True)]
+                heads.append(torch.stack(weighted).sum(dim=0) / sum(scores))
             attended.append(a.o_proj.weight @ torch.cat(heads))
         x = [row + more for row, more in zip(x, attended, strict=True)]
         for slot, row in enumerate(x):

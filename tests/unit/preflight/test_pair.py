@@ -8,7 +8,7 @@ import struct
 from collections.abc import Callable, Iterator
 from importlib import resources
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -33,7 +33,7 @@ class Fault(NamedTuple):
     tp_size: int = 1
 
 
-def _drop(section: dict, key: str) -> None:
+def _drop(section: dict[str, Any], key: str) -> None:
     del section[key]
 
 
@@ -646,7 +646,7 @@ def _index(folder: Path, shard: str | None) -> None:
     (folder / "model.safetensors.index.json").write_text(json.dumps(content))
 
 
-_ODD = (None, "x", -1, 0, 1.5, True, [], {}, [1, "a"], [{}], [[1]], 10**30)
+_ODD: tuple[Any, ...] = (None, "x", -1, 0, 1.5, True, [], {}, [1, "a"], [{}], [[1]], 10**30)
 
 
 def _fields() -> Iterator[tuple[str, str]]:

@@ -8,7 +8,7 @@ import json
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -128,7 +128,7 @@ def test_a_window_that_is_switched_off_stops_sglang(tmp_path: Path) -> None:
 
 def test_a_partial_factor_is_served_by_where_it_stands(tmp_path: Path) -> None:
     """Why rotary_dim is an error: SGLang's draft attention reads the top level only."""
-    top = _config(tmp_path, partial_rotary_factor=0.25)
+    top: Any = _config(tmp_path, partial_rotary_factor=0.25)
     assert top.partial_rotary_factor == 0.25
     rope = {"rope_theta": 10000.0, "rope_type": "default", "partial_rotary_factor": 0.25}
     nested = _config(tmp_path, rope_parameters=rope)

@@ -34,7 +34,7 @@ def wrapped_pair() -> PairFiles:
 
 
 def codes(pair: PairFiles, folder: Path) -> list[str]:
-    return [finding.code for finding in check_pair(*map(str, pair.write(folder))).findings]
+    return [finding.code for finding in check_pair(*pair.write(folder)).findings]
 
 
 def test_a_wrapped_pair_fits(tmp_path: Path) -> None:
@@ -43,7 +43,7 @@ def test_a_wrapped_pair_fits(tmp_path: Path) -> None:
 
 def test_the_hybrid_pair_behind_a_vision_tower_fits(tmp_path: Path) -> None:
     """The pair that tests/server/test_vision.py serves, with its weights and its tokenizer."""
-    report = check_pair(*map(str, vision_pair(tmp_path)))
+    report = check_pair(*vision_pair(tmp_path))
     assert report.findings == ()
     assert report.unchecked == ()
 

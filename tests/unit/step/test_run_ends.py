@@ -32,7 +32,7 @@ def stop_at_ends(
         mamba = SimpleNamespace(enable_mamba_extra_buffer=buffer)
         patch.setattr(run_ends, "get_exec", lambda: SimpleNamespace(mamba=mamba))
         config = object() if recurrent else None
-        ends = RunEnds(SimpleNamespace(model_config=config))  # type: ignore[arg-type]
+        ends = RunEnds(SimpleNamespace(model_config=config))
     return ends.stop(batch, accepted)
 
 

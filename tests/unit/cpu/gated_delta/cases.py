@@ -168,4 +168,4 @@ def in_float64(name: str) -> Callable[..., Any]:
     assert "torch.float32" in source[2]
     namespace = dict(vars(modeling))
     exec("def " + source[2].replace("torch.float32", "torch.float64"), namespace)
-    return namespace[name]  # type: ignore[no-any-return]
+    return namespace[name]
