@@ -3,16 +3,15 @@
 import time
 
 import torch
-from torch import Tensor
 
-from dflash_kernels.self_test_cases import cases
+from dflash_kernels.case import OPS, difference, part_of
 from dflash_kernels.types import ServerShapes
 
 __all__ = ["OpError", "self_test"]
 
 
 class OpError(RuntimeError):
-    """An op does not compile on this device, or computes something else than its reference."""
+    """An op does not compile on this device, or its result differs from its reference's."""
 
 
 def self_test(device: torch.device | str, shapes: ServerShapes) -> dict[str, float]:
@@ -29,25 +28,18 @@ def self_test(device: torch.device | str, shapes: ServerShapes) -> dict[str, flo
         OpError: with the op's name and what is wrong.
     """
     seconds = {}
-    for case in cases(device, shapes):
-        begin = time.perf_counter()
-        try:
-            got = list(case.kernel())
-            torch.get_device_module(device).synchronize()
-        except Exception as problem:
-            raise OpError(f"{case.op} does not run: {problem}") from problem
-        seconds[case.op] = time.perf_counter() - begin
-        expected = list(case.reference())
-        pairs = enumerate(zip(got, expected, strict=True))
-        wrong = [i for i, pair in pairs if not _equal(*pair, case.tolerance)]
-        if wrong:
-            raise OpError(f"{case.op} differs from its reference in output {wrong[0]}")
+    for op in OPS:
+        for case in part_of(op, "cases").for_server(shapes):
+            trial = case.on(device)
+            begin = time.perf_counter()
+            try:
+                got = list(trial.run(part_of(op, "kernel")))
+                torch.get_device_module(device).synchronize()
+            except Exception as problem:
+                raise OpError(f"{case.name} does not run: {problem}") from problem
+            seconds[case.name] = time.perf_counter() - begin
+            expected = trial.run(part_of(op, "reference"))
+            for i, pair in enumerate(zip(got, expected, strict=True)):
+                if difference(*pair) > case.tolerance:
+                    raise OpError(f"{case.name} differs from its reference in output {i}")
     return seconds
-
-
-def _equal(got: Tensor, expected: Tensor, tolerance: float) -> bool:
-    if got.dtype != expected.dtype:
-        return False
-    if not tolerance or not got.dtype.is_floating_point:
-        return torch.equal(got, expected)
-    return torch.allclose(got.float(), expected.float(), rtol=tolerance, atol=tolerance)

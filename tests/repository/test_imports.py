@@ -38,6 +38,7 @@ MAY_IMPORT_SGLANG = {
     "bench",
     "tests",
 }
+TRITON_FILES = ("kernel.py", "triton_common.py")
 SCRIPT_FOLDERS = ("kernels", "tests", "bench", "launch", "docs")
 
 
@@ -90,8 +91,9 @@ def violations(file: Path, text: str | None = None) -> Iterator[str]:
         target = part_of(found.module)
         if root == "sglang" and part not in MAY_IMPORT_SGLANG:
             yield f"{found}: only {', '.join(sorted(MAY_IMPORT_SGLANG))} may"
-        if root == "triton" and file.name != "kernel.py" and part not in {"bench", "tests"}:
-            yield f"{found}: only kernel.py, bench and tests may"
+        triton_here = file.name in TRITON_FILES or part in {"bench", "tests"}
+        if root == "triton" and not triton_here:
+            yield f"{found}: only {', '.join(TRITON_FILES)}, bench and tests may"
         if part is None or target is None or part == target or (part, target) in SIBLINGS:
             continue
         if LEVELS[target] >= LEVELS[part]:
@@ -130,6 +132,7 @@ def test_script_folders_are_not_packages(folder: str) -> None:
         ("dflash_sglang/step/x.py", "from launch.serving import Server"),
         ("kernels/dflash_kernels/op/x.py", "import dflash_sglang.core"),
         ("kernels/dflash_kernels/op/reference.py", "import triton.language as tl"),
+        ("kernels/dflash_kernels/op/cases.py", "import triton"),
         ("launch/x.py", "from tests import helper"),
         ("launch/x.py", "import sglang"),
     ],
@@ -144,6 +147,7 @@ def test_violations_are_found(file: str, text: str) -> None:
         ("dflash_sglang/step/x.py", "import sglang\nfrom dflash_sglang.core import accept"),
         ("dflash_sglang/step/x.py", "from . import worker"),
         ("kernels/dflash_kernels/op/kernel.py", "import triton"),
+        ("kernels/dflash_kernels/triton_common.py", "import triton"),
         ("tests/server/x.py", "import sglang\nfrom launch.serving import Server"),
         ("dflash_sglang/core/x.py", "import torch"),
     ],

@@ -9,16 +9,17 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from dflash_kernels.accept_match.kernel import rows_of
-from dflash_kernels.accept_sampled.kernel import (
+from dflash_kernels.triton_common import (
     NO_ID,
     accept_best,
     best_of_tile,
     gumbel64,
     hash_of,
     hash_of_row,
+    load_logits,
+    order_of,
+    rows_of,
 )
-from dflash_kernels.draft_tail.kernel import load_logits
 from dflash_kernels.types import Acceptance, Filters
 
 TILE = 4096  # columns a program reads
@@ -28,13 +29,6 @@ CAPACITY = 4096  # tokens above the bounds that a row is drawn from; with more i
 
 LOWEST = tl.constexpr(-(2**31))
 HIGHEST = tl.constexpr(2**31 - 1)
-
-
-@triton.jit
-def order_of(value):
-    """int32 in the order of float32 values; -0 equals +0."""
-    bits = tl.where(value == 0.0, 0.0, value).to(tl.int32, bitcast=True)
-    return tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
 
 
 @triton.jit
@@ -219,9 +213,9 @@ def _gather_tile(
         scaled = tl.div_rn(x, tl.load(temperature_ptr + row // WIDTH))
         above = (scaled >= bound) & (x > float("-inf"))
         added = above.to(tl.int32)
-        slot = tl.atomic_add(count_ptr + row, tl.sum(added, 0)) + tl.cumsum(added, 0) - 1
-        fits = above & (slot < CAPACITY)
-        out = row.to(tl.int64) * CAPACITY + slot
+        place = tl.atomic_add(count_ptr + row, tl.sum(added, 0)) + tl.cumsum(added, 0) - 1
+        fits = above & (place < CAPACITY)
+        out = row.to(tl.int64) * CAPACITY + place
         tl.store(values_ptr + out, scaled, mask=fits)
         tl.store(value_ids_ptr + out, index, mask=fits)
 
@@ -256,10 +250,10 @@ def draw_from_gathered(
     CAPACITY: tl.constexpr,
 ):
     """A row's token from those above its bound, among which are all kept ones."""
-    slot = tl.arange(0, CAPACITY)
-    given = slot < count
-    scaled = tl.load(values_ptr + slot, mask=given, other=float("-inf"))
-    ids = tl.load(value_ids_ptr + slot, mask=given, other=NO_ID)
+    place = tl.arange(0, CAPACITY)
+    given = place < count
+    scaled = tl.load(values_ptr + place, mask=given, other=float("-inf"))
+    ids = tl.load(value_ids_ptr + place, mask=given, other=NO_ID)
     weight = tl.exp(scaled - peak)
     mass = tl.where(given, weight, 0.0).to(tl.float64)
     order = tl.where(given, order_of(scaled), LOWEST)
@@ -495,3 +489,37 @@ def accept_filtered(
         num_warps=8,
     )
     return accept_best(scores, ids, draft_ids, prefix_lens, limit)
+
+
+@torch.library.custom_op("dflash::accept_filtered", mutates_args=())
+def accept_filtered_op(
+    logits: Tensor,
+    draft_ids: Tensor,
+    prefix_lens: Tensor,
+    temperatures: Tensor,
+    seeds: Tensor,
+    top_ks: Tensor,
+    top_ps: Tensor,
+    min_ps: Tensor,
+    limit: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """The launch as a custom op: opaque to a capture, and known to fake tensors."""
+    filters = Filters(top_ks, top_ps, min_ps)
+    return accept_filtered(
+        logits, draft_ids, prefix_lens, temperatures, seeds, filters, limit=limit
+    )
+
+
+@accept_filtered_op.register_fake
+def _(
+    logits: Tensor,
+    draft_ids: Tensor,
+    prefix_lens: Tensor,
+    temperatures: Tensor,
+    seeds: Tensor,
+    top_ks: Tensor,
+    top_ps: Tensor,
+    min_ps: Tensor,
+    limit: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    return Acceptance.empty(draft_ids, prefix_lens)

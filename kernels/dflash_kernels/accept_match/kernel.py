@@ -1,42 +1,12 @@
 """Triton form of `accept_match`: one program a request."""
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from dflash_kernels.triton_common import commit, rows_of
 from dflash_kernels.types import Acceptance
-
-
-@triton.jit
-def commit(
-    request,
-    column,
-    accepted,
-    draft,
-    target,
-    prefix_ptr,
-    accept_ptr,
-    commit_ptr,
-    bonus_ptr,
-    lens_ptr,
-    output_ptr,
-    WIDTH: tl.constexpr,
-    WRITE_OUTPUT: tl.constexpr,
-):
-    """Store one request's acceptance.
-
-    All tiles are [lanes]. `accepted` says which drafts may be accepted, each taken alone; it is
-    false from column WIDTH - 1 on, where there is none.
-    """
-    accept_len = tl.min(tl.where(accepted, WIDTH, column), 0)  # the first that is not
-    bonus = tl.sum(tl.where(column == accept_len, target, 0), 0)
-    tl.store(accept_ptr + request, accept_len)
-    tl.store(commit_ptr + request, accept_len + 1)
-    tl.store(bonus_ptr + request, bonus)
-    tl.store(lens_ptr + request, tl.load(prefix_ptr + request) + accept_len + 1)
-    if WRITE_OUTPUT:
-        output = tl.where(column < accept_len, draft, target)
-        tl.store(output_ptr + request * WIDTH + column, output, mask=column < WIDTH)
 
 
 @triton.jit
@@ -61,10 +31,10 @@ def _accept_match(
     column = tl.arange(0, LANES)
     has_draft = column < WIDTH - 1
     draft = tl.load(draft_ptr + request * draft_stride + column + 1, mask=has_draft, other=0)
-    target = tl.load(
+    chosen = tl.load(
         verifier_ptr + request * verifier_stride + column, mask=column < WIDTH, other=0
     )
-    accepted = draft == target
+    accepted = draft == chosen
     if extra_accept_ptr is not None:
         extra_accept = tl.load(
             extra_accept_ptr + request * extra_accept_stride + column, mask=has_draft, other=0
@@ -78,7 +48,7 @@ def _accept_match(
         column,
         accepted,
         draft,
-        target,
+        chosen,
         prefix_ptr,
         accept_ptr,
         commit_ptr,
@@ -125,6 +95,27 @@ def accept_match(
     return got
 
 
-def rows_of(matrix: Tensor) -> Tensor:
-    """`matrix` with adjacent columns; rows may lie apart, as in a slice of columns."""
-    return matrix if matrix.stride(1) == 1 else matrix.contiguous()
+@torch.library.custom_op("dflash::accept_match", mutates_args=())
+def accept_match_op(
+    draft_ids: Tensor,
+    verifier_ids: Tensor,
+    prefix_lens: Tensor,
+    limit: Tensor | None,
+    extra_accept: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """The launch as a custom op: opaque to a capture, and known to fake tensors."""
+    got = accept_match(draft_ids, verifier_ids, prefix_lens, limit=limit, extra_accept=extra_accept)
+    # An op's output may not be its input.
+    return got if extra_accept is not None else got._replace(output_ids=verifier_ids.new_empty(0))
+
+
+@accept_match_op.register_fake
+def _(
+    draft_ids: Tensor,
+    verifier_ids: Tensor,
+    prefix_lens: Tensor,
+    limit: Tensor | None,
+    extra_accept: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    no_output = verifier_ids.new_empty(0) if extra_accept is None else None
+    return Acceptance.empty(draft_ids, prefix_lens, no_output)

@@ -4,10 +4,10 @@ import torch
 from torch import Tensor
 
 from dflash_kernels.accept_sampled import reference
-from dflash_kernels.dispatch import runs_triton
+from dflash_kernels.dispatch import check_dtype, check_shape, runs_triton
 from dflash_kernels.types import Acceptance
 
-__all__ = ["accept_sampled"]
+__all__ = ["accept_sampled", "check_arguments"]
 
 
 def accept_sampled(
@@ -22,7 +22,7 @@ def accept_sampled(
     r"""Sample and match, for rows without filters, in one pass over the logits.
 
     With x_i the logits after d_0 .. d_i, T the temperature and L the prefix length of a request,
-    the verifier's token at column i is drawn by the Gumbel-max rule
+    the verifier's token at block position i is drawn by the Gumbel-max rule
 
         y_i = argmax_v  x_i[v] / T + g(hash(seed, L + i, v)),     g(u) = -log(-log(u))
 
@@ -31,8 +31,7 @@ def accept_sampled(
     sampled from, so a request draws the same text with and without speculation; see README.md for
     how closely.
 
-    Rows with top-k, top-p or min-p are the caller's: `output_ids` holds y for the other rows, the
-    caller puts its own draws in theirs and calls `accept_match`. Penalties, grammar masks and
+    Rows with top-k, top-p or min-p are drawn by `accept_filtered`. Penalties, grammar masks and
     logit bias are applied to the logits before.
 
     Args:
@@ -46,35 +45,37 @@ def accept_sampled(
 
     Returns:
         The acceptance; `output_ids` is y.
+
+    Raises:
+        ValueError: shapes do not fit each other.
+        TypeError: logits that are not floating point, or seeds that are not int64.
     """
+    check_arguments(logits, draft_ids, prefix_lens, temperatures, seeds, limit)
+    given = (logits, draft_ids, prefix_lens, temperatures, seeds)
     if not runs_triton(logits):
-        return reference.accept_sampled(
-            logits, draft_ids, prefix_lens, temperatures, seeds, limit=limit
-        )
-    return Acceptance(*_accept_sampled(logits, draft_ids, prefix_lens, temperatures, seeds, limit))
-
-
-@torch.library.custom_op("dflash::accept_sampled", mutates_args=())
-def _accept_sampled(
-    logits: Tensor,
-    draft_ids: Tensor,
-    prefix_lens: Tensor,
-    temperatures: Tensor,
-    seeds: Tensor,
-    limit: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        return reference.accept_sampled(*given, limit=limit)
     from dflash_kernels.accept_sampled import kernel
 
-    return kernel.accept_sampled(logits, draft_ids, prefix_lens, temperatures, seeds, limit=limit)
+    return Acceptance(*kernel.accept_sampled_op(*given, limit))
 
 
-@_accept_sampled.register_fake
-def _(
+def check_arguments(
     logits: Tensor,
     draft_ids: Tensor,
     prefix_lens: Tensor,
     temperatures: Tensor,
     seeds: Tensor,
     limit: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    return Acceptance.empty(draft_ids, prefix_lens)
+) -> None:
+    """Refuse what `accept_sampled` and `accept_filtered` cannot take; errors are as there."""
+    bs, width = draft_ids.shape
+    check_dtype("logits", logits, torch.float32, torch.bfloat16, torch.float16)
+    check_dtype("seeds", seeds, torch.int64)
+    check_shape("logits", logits, bs * width, logits.shape[-1])
+    for name, tensor in (
+        ("prefix_lens", prefix_lens),
+        ("temperatures", temperatures),
+        ("seeds", seeds),
+        ("limit", limit),
+    ):
+        check_shape(name, tensor, bs)

@@ -9,12 +9,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from dflash_kernels.accept_match.kernel import commit, rows_of
+from dflash_kernels.triton_common import NO_ID, commit, rows_of
 from dflash_kernels.types import Acceptance, Proposal
 
 TILE = 2048  # columns a program reads: 64 bytes of float32 a thread in flight
-
-NO_ID = tl.constexpr(2**31 - 1)
 
 
 @triton.jit
@@ -113,8 +111,8 @@ def weights_of_tile(
 ):
     """The bonus' weights at a tile of its row: ids, p, and what is left of ratio * p; [TILE]."""
     index = tile * TILE + tl.arange(0, TILE)
-    target = tl.load(row_ptr + index, mask=index < num_ids, other=0.0).to(tl.float64)
-    weight = target * ratio
+    p = tl.load(row_ptr + index, mask=index < num_ids, other=0.0).to(tl.float64)
+    weight = p * ratio
     if subtract:
         for rank in range(TOP):
             proposed = tl.load(ids_ptr + rank)
@@ -122,7 +120,7 @@ def weights_of_tile(
                 probability = tl.load(probs_ptr + rank).to(tl.float64)
                 weight = tl.where(index == proposed, weight - probability, weight)
         weight = tl.maximum(weight, 0.0)
-    return index, target, weight
+    return index, p, weight
 
 
 @triton.jit
@@ -147,7 +145,7 @@ def _sum_tile(
     following = tl.load(following_ptr + request)
     top = request * top_stride + following * TOP
     ratio = tl.load(ratio_ptr + request)
-    _, target, weight = weights_of_tile(
+    _, p, weight = weights_of_tile(
         tile,
         row_ptr,
         top_ids_ptr + top,
@@ -160,7 +158,7 @@ def _sum_tile(
     )
     out = sums_ptr + (request * tl.num_programs(1) + tile) * 2
     tl.store(out, tl.sum(weight, 0))
-    tl.store(out + 1, tl.sum(target, 0))
+    tl.store(out + 1, tl.sum(p, 0))
 
 
 @triton.jit
@@ -364,3 +362,34 @@ def _launch(
             num_warps=4,
         )
     return got
+
+
+@torch.library.custom_op("dflash::block_verify", mutates_args=())
+def block_verify_op(
+    draft_ids: Tensor,
+    top_ids: Tensor,
+    top_probs: Tensor,
+    verifier_probs: Tensor,
+    uniforms: Tensor,
+    prefix_lens: Tensor,
+    limit: Tensor | None,
+    as_block: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """The launch as a custom op: opaque to a capture, and known to fake tensors."""
+    rule = block_verify if as_block else token_wise
+    proposal = Proposal(top_ids, top_probs)
+    return rule(draft_ids, proposal, verifier_probs, uniforms, prefix_lens, limit=limit)
+
+
+@block_verify_op.register_fake
+def _(
+    draft_ids: Tensor,
+    top_ids: Tensor,
+    top_probs: Tensor,
+    verifier_probs: Tensor,
+    uniforms: Tensor,
+    prefix_lens: Tensor,
+    limit: Tensor | None,
+    as_block: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    return Acceptance.empty(draft_ids, prefix_lens)

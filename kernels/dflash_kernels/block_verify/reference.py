@@ -114,17 +114,17 @@ def bonus_weights(
         last: [bs] int64; a request that accepted so many has no proposal to subtract.
     """
     row = torch.arange(len(accept_len), device=accept_len.device)
-    target = verifier_probs[row, accept_len].double()
+    row_probs = verifier_probs[row, accept_len].double()
     if proposal.top_ids.shape[1] == 0:
-        return target
+        return row_probs
     following = accept_len.clamp(max=proposal.top_ids.shape[1] - 1)
-    residual = (ratio[:, None] * target).scatter_add(
+    residual = (ratio[:, None] * row_probs).scatter_add(
         1, proposal.top_ids[row, following], -proposal.top_probs[row, following].double()
     )
     residual = residual.clamp_(min=0)
     # A residual without mass was rejected by rounding alone.
     whole = (accept_len == last) | (residual.sum(dim=1) <= 0)
-    return torch.where(whole[:, None], target, residual)
+    return torch.where(whole[:, None], row_probs, residual)
 
 
 def draw(weights: Tensor, uniforms: Tensor) -> Tensor:

@@ -1,12 +1,9 @@
 """Normalise, rotate and write the drafter's context keys and values, all layers at once."""
 
-from collections.abc import Sequence
-
-import torch
 from torch import Tensor
 
 from dflash_kernels.context_kv import reference
-from dflash_kernels.dispatch import runs_triton
+from dflash_kernels.dispatch import check_shape, runs_triton
 from dflash_kernels.types import LayerCaches
 
 __all__ = ["context_kv"]
@@ -51,45 +48,32 @@ def context_kv(
             first valid_lens[r] are written. None: all are.
 
     Raises:
-        ValueError: shapes do not fit each other, or a tensor is not laid out as said.
+        ValueError: shapes do not fit each other, or a tensor is not contiguous where it has to be.
     """
-    _check(kv, norm_weights, cos_sin, slots, caches, valid_lens)
-    if runs_triton(kv):
-        _context_kv(
-            kv,
-            norm_weights,
-            cos_sin,
-            positions,
-            slots,
-            caches.keys,
-            caches.values,
-            caches.offsets,
-            caches.scales,
-            eps,
-            valid_lens,
+    _check(kv, norm_weights, cos_sin, positions, slots, caches, valid_lens)
+    if not runs_triton(kv):
+        reference.context_kv(
+            kv, norm_weights, cos_sin, positions, slots, caches, eps=eps, valid_lens=valid_lens
         )
         return
-    reference.context_kv(
-        kv, norm_weights, cos_sin, positions, slots, caches, eps=eps, valid_lens=valid_lens
-    )
+    from dflash_kernels.context_kv import kernel
+
+    kernel.context_kv_op(kv, norm_weights, cos_sin, positions, slots, *caches, eps, valid_lens)
 
 
 def _check(
     kv: Tensor,
     norm_weights: Tensor,
     cos_sin: Tensor,
+    positions: Tensor,
     slots: Tensor,
     caches: LayerCaches,
     valid_lens: Tensor | None,
 ) -> None:
     layers, (_, heads, head_dim) = len(caches.keys), caches.keys[0].shape
-    expected = (slots.shape[0], layers, 2, heads, head_dim)
-    if kv.shape != expected:
-        raise ValueError(f"expected kv of shape {expected}, got {tuple(kv.shape)}")
-    if norm_weights.shape != (layers, head_dim):
-        raise ValueError(
-            f"expected norm_weights of shape {(layers, head_dim)}, got {tuple(norm_weights.shape)}"
-        )
+    check_shape("kv", kv, slots.shape[0], layers, 2, heads, head_dim)
+    check_shape("positions", positions, *slots.shape)
+    check_shape("norm_weights", norm_weights, layers, head_dim)
     packed = (2 * heads * head_dim, heads * head_dim, head_dim, 1)
     in_token = all(
         size == 1 or stride == expected_stride
@@ -108,42 +92,3 @@ def _check(
             f"expected blocks of equal width, got {slots.shape[0]} tokens"
             f" and {valid_lens.shape[0]} valid_lens"
         )
-
-
-@torch.library.custom_op("dflash::context_kv", mutates_args=("keys", "values"))
-def _context_kv(
-    kv: Tensor,
-    norm_weights: Tensor,
-    cos_sin: Tensor,
-    positions: Tensor,
-    slots: Tensor,
-    keys: Sequence[Tensor],
-    values: Sequence[Tensor],
-    offsets: Tensor,
-    scales: Tensor | None,
-    eps: float,
-    valid_lens: Tensor | None,
-) -> None:
-    from dflash_kernels.context_kv import kernel
-
-    caches = LayerCaches(keys, values, offsets, scales)
-    kernel.context_kv(
-        kv, norm_weights, cos_sin, positions, slots, caches, eps=eps, valid_lens=valid_lens
-    )
-
-
-@_context_kv.register_fake
-def _(
-    kv: Tensor,
-    norm_weights: Tensor,
-    cos_sin: Tensor,
-    positions: Tensor,
-    slots: Tensor,
-    keys: Sequence[Tensor],
-    values: Sequence[Tensor],
-    offsets: Tensor,
-    scales: Tensor | None,
-    eps: float,
-    valid_lens: Tensor | None,
-) -> None:
-    return None

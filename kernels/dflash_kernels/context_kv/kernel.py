@@ -1,5 +1,7 @@
 """Triton form of `context_kv`: one program for a token and a layer."""
 
+from collections.abc import Sequence
+
 import torch
 import triton
 import triton.language as tl
@@ -161,3 +163,39 @@ def context_kv(
         # Eight elements a thread in each half: 16 bytes of bfloat16.
         num_warps=max(1, triton.next_power_of_2(heads * rotary_dim // 2) // 256),
     )
+
+
+@torch.library.custom_op("dflash::context_kv", mutates_args=("keys", "values"))
+def context_kv_op(
+    kv: Tensor,
+    norm_weights: Tensor,
+    cos_sin: Tensor,
+    positions: Tensor,
+    slots: Tensor,
+    keys: Sequence[Tensor],
+    values: Sequence[Tensor],
+    offsets: Tensor,
+    scales: Tensor | None,
+    eps: float,
+    valid_lens: Tensor | None,
+) -> None:
+    """The launch as a custom op: opaque to a capture, and known to fake tensors."""
+    caches = LayerCaches(keys, values, offsets, scales)
+    context_kv(kv, norm_weights, cos_sin, positions, slots, caches, eps=eps, valid_lens=valid_lens)
+
+
+@context_kv_op.register_fake
+def _(
+    kv: Tensor,
+    norm_weights: Tensor,
+    cos_sin: Tensor,
+    positions: Tensor,
+    slots: Tensor,
+    keys: Sequence[Tensor],
+    values: Sequence[Tensor],
+    offsets: Tensor,
+    scales: Tensor | None,
+    eps: float,
+    valid_lens: Tensor | None,
+) -> None:
+    return None

@@ -1,6 +1,5 @@
-"""The drafter's most likely tokens and how sure it is of them, in one pass over its logits."""
+"""The drafter's most likely tokens and their probabilities, in one pass over its logits."""
 
-import torch
 from torch import Tensor
 
 from dflash_kernels.dispatch import runs_triton
@@ -27,37 +26,27 @@ def draft_tail(logits: Tensor, *, num_ids: int, top: int = 1, normaliser: bool =
         logits: [rows, V] bfloat16, float16 or float32, adjacent columns. NaN counts as -inf.
         num_ids: valid columns; those from `num_ids` on are padding and never chosen.
         top: K, 1 .. 32.
-        normaliser: whether lse is wanted. The kernel has it for nothing, torch takes three more
-            passes.
+        normaliser: whether to compute lse. It costs the kernel nothing; torch reads the logits
+            three times more for it.
 
     Returns:
         The tail. A row without a finite logit gives the ids 0 .. K-1 and an lse of -inf.
 
     Raises:
         ValueError: `top` or `num_ids` is out of range.
+
+    Example:
+        >>> tail = draft_tail(torch.tensor([[0.0, 3.0, 1.0, 9.0]]), num_ids=3, top=2)
+        >>> tail.ids.tolist(), tail.values.tolist()  # column 3 is padding
+        ([[1, 2]], [[3.0, 1.0]])
     """
     if not 1 <= top <= min(MAX_TOP, num_ids):
         raise ValueError(f"expected 1 <= top <= min({MAX_TOP}, num_ids={num_ids}), got {top}")
     if num_ids > logits.shape[1]:
         raise ValueError(f"expected num_ids <= {logits.shape[1]}, the columns; got {num_ids}")
-    if runs_triton(logits):
-        ids, values, lse = _draft_tail(logits, num_ids, top)
-        return Tail(ids, values, lse if normaliser else None)
-    return reference.draft_tail(logits, num_ids=num_ids, top=top, normaliser=normaliser)
-
-
-@torch.library.custom_op("dflash::draft_tail", mutates_args=())
-def _draft_tail(logits: Tensor, num_ids: int, top: int) -> tuple[Tensor, Tensor, Tensor]:
+    if not runs_triton(logits):
+        return reference.draft_tail(logits, num_ids=num_ids, top=top, normaliser=normaliser)
     from dflash_kernels.draft_tail import kernel
 
-    return kernel.draft_tail(logits, num_ids=num_ids, top=top)
-
-
-@_draft_tail.register_fake
-def _(logits: Tensor, num_ids: int, top: int) -> tuple[Tensor, Tensor, Tensor]:
-    ids = logits.new_empty((logits.shape[0], top), dtype=torch.int64)
-    return (
-        ids,
-        torch.empty_like(ids, dtype=torch.float32),
-        ids.new_empty(logits.shape[0], dtype=torch.float32),
-    )
+    ids, values, lse = kernel.draft_tail_op(logits, num_ids, top)
+    return Tail(ids, values, lse if normaliser else None)

@@ -5,7 +5,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from dflash_kernels.accept_match.kernel import rows_of
+from dflash_kernels.triton_common import load_logits, order_of, rows_of
+from dflash_kernels.types import Tail
 
 TILE = 4096  # columns a program reads: 64 bytes of bfloat16 a thread in flight
 
@@ -16,11 +17,8 @@ NO_KEY = tl.constexpr(-(2**63))
 @triton.jit
 def key_of(value, index):
     """[...] int64 whose maximum is the largest float32 value, the smallest index among equals."""
-    bits = tl.where(value == 0.0, 0.0, value).to(tl.int32, bitcast=True)  # -0 equals +0
-    # Negative floats order backwards by their bits.
-    ordered = tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
     # The complement within 31 bits: a smaller index is a larger number.
-    return (ordered.to(tl.int64) << 32) | (index ^ 0x7FFFFFFF).to(tl.int64)
+    return (order_of(value).to(tl.int64) << 32) | (index ^ 0x7FFFFFFF).to(tl.int64)
 
 
 @triton.jit
@@ -36,15 +34,6 @@ def value_of(key):
 def index_of(key):
     """The index of a key, int64."""
     return (key & 0x7FFFFFFF) ^ 0x7FFFFFFF
-
-
-@triton.jit
-def load_logits(logits_ptr, row, index, num_ids, row_stride):
-    """A tile of one row as float32; -inf where the logit is NaN or past the vocabulary."""
-    # int64: row * stride passes 2**31 with 9k rows of 248k ids.
-    base = logits_ptr + row.to(tl.int64) * row_stride
-    x = tl.load(base + index, mask=index < num_ids, other=float("-inf")).to(tl.float32)
-    return tl.where(x == x, x, float("-inf"))
 
 
 @triton.jit
@@ -92,8 +81,8 @@ def _top_of_row(
     peak = tl.max(peaks, 0)
     shift = tl.where(peak == float("-inf"), 0.0, peak)
     tl.store(lse_ptr + row, shift + tl.log(tl.sum(sums * tl.exp(peaks - shift), 0)))
-    slot = tl.arange(0, KEYS)
-    key = tl.load(keys_ptr + row * tiles * TOP + slot, mask=slot < tiles * TOP, other=NO_KEY)
+    place = tl.arange(0, KEYS)
+    key = tl.load(keys_ptr + row * tiles * TOP + place, mask=place < tiles * TOP, other=NO_KEY)
     for rank in range(TOP):
         best = tl.max(key, 0)
         tl.store(ids_ptr + row * TOP + rank, index_of(best))
@@ -101,11 +90,11 @@ def _top_of_row(
         key = tl.where(key == best, NO_KEY, key)
 
 
-def draft_tail(logits: Tensor, *, num_ids: int, top: int = 1) -> tuple[Tensor, Tensor, Tensor]:
-    """Launch of `dflash_kernels.draft_tail.draft_tail`: ids, values and lse of its `Tail`."""
+def draft_tail(logits: Tensor, *, num_ids: int, top: int = 1) -> Tail:
+    """Launch of `dflash_kernels.draft_tail.draft_tail`."""
     logits = rows_of(logits)
     rows, device = logits.shape[0], logits.device
-    # The same tiles whatever the batch: a row's sums round alike in any company.
+    # Tiles do not depend on the batch, so neither does the rounding of a row's sums.
     tiles = triton.cdiv(num_ids, TILE)
     keys = torch.empty((rows, tiles, top), dtype=torch.int64, device=device)
     sums = torch.empty((rows, tiles), dtype=torch.float32, device=device)
@@ -128,4 +117,22 @@ def draft_tail(logits: Tensor, *, num_ids: int, top: int = 1) -> tuple[Tensor, T
             KEYS=triton.next_power_of_2(tiles * top),
             num_warps=4,
         )
+    return Tail(ids, values, lse)
+
+
+@torch.library.custom_op("dflash::draft_tail", mutates_args=())
+def draft_tail_op(logits: Tensor, num_ids: int, top: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The launch as a custom op: opaque to a capture, and known to fake tensors."""
+    ids, values, lse = draft_tail(logits, num_ids=num_ids, top=top)
+    assert lse is not None
     return ids, values, lse
+
+
+@draft_tail_op.register_fake
+def _(logits: Tensor, num_ids: int, top: int) -> tuple[Tensor, Tensor, Tensor]:
+    ids = logits.new_empty((logits.shape[0], top), dtype=torch.int64)
+    return (
+        ids,
+        torch.empty_like(ids, dtype=torch.float32),
+        ids.new_empty(logits.shape[0], dtype=torch.float32),
+    )

@@ -104,3 +104,50 @@ def narrow_block(block: Block, width: int) -> Block:
 
 def _new(like: Tensor, *shape: int) -> Tensor:
     return torch.empty(shape, dtype=torch.int64, device=like.device)
+
+
+@torch.library.custom_op("dflash::prepare_block", mutates_args=())
+def prepare_block_op(
+    anchor_ids: Tensor,
+    prefix_lens: Tensor,
+    req_pool_indices: Tensor,
+    req_to_token: Tensor,
+    block_size: int,
+    mask_token_id: int,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The launch as a custom op: opaque to a capture, and known to fake tensors."""
+    return prepare_block(
+        anchor_ids,
+        prefix_lens,
+        req_pool_indices,
+        req_to_token,
+        block_size=block_size,
+        mask_token_id=mask_token_id,
+    )
+
+
+@prepare_block_op.register_fake
+def _(
+    anchor_ids: Tensor,
+    prefix_lens: Tensor,
+    req_pool_indices: Tensor,
+    req_to_token: Tensor,
+    block_size: int,
+    mask_token_id: int,
+) -> tuple[Tensor, Tensor, Tensor]:
+    ids = anchor_ids.new_empty((anchor_ids.shape[0], block_size), dtype=torch.int64)
+    return ids, torch.empty_like(ids), torch.empty_like(ids)
+
+
+@torch.library.custom_op("dflash::narrow_block", mutates_args=())
+def narrow_block_op(
+    ids: Tensor, positions: Tensor, slots: Tensor, width: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The launch as a custom op: opaque to a capture, and known to fake tensors."""
+    return narrow_block(Block(ids, positions, slots), width)
+
+
+@narrow_block_op.register_fake
+def _(ids: Tensor, positions: Tensor, slots: Tensor, width: int) -> tuple[Tensor, Tensor, Tensor]:
+    narrow = ids.new_empty((ids.shape[0], width))
+    return narrow, torch.empty_like(narrow), torch.empty_like(narrow)

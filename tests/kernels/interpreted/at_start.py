@@ -24,7 +24,6 @@ SHAPES = ServerShapes(
 )
 OPS = {
     "prepare_block",
-    "narrow_block",
     "accept_match",
     "draft_tail",
     "accept_sampled",
@@ -76,6 +75,6 @@ def test_a_kernel_that_does_not_compile_is_named(monkeypatch: pytest.MonkeyPatch
     def broken(*_: Any, **__: Any) -> None:
         raise RuntimeError("ptxas failed")
 
-    monkeypatch.setattr(block_kernel, "narrow_block", broken)
-    with pytest.raises(OpError, match="narrow_block does not run: ptxas failed"):
+    monkeypatch.setattr(block_kernel, "prepare_block", broken)
+    with pytest.raises(OpError, match="prepare_block does not run: ptxas failed"):
         self_test("cpu", SHAPES)

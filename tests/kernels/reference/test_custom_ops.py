@@ -5,6 +5,7 @@ nothing back to the host, and whose shapes and dtypes are known without running 
 reference's.
 """
 
+import importlib
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -177,6 +178,7 @@ def test_fake_results_have_the_references_shapes(case: Case, bs: int) -> None:
 
 def test_context_kv_is_known_to_write_every_buffer() -> None:
     # Otherwise a graph compiler may drop the call, or move a read before it.
+    importlib.import_module("dflash_kernels.context_kv.kernel")  # registers it
     assert torch.ops.dflash.context_kv.default._schema.is_mutable
     written = [
         argument.name

@@ -14,12 +14,12 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from dflash_kernels.block_verify import (
+from dflash_kernels.block_verify import reference
+from dflash_kernels.block_verify.reference import (
     bonus_weights,
     keep_probs,
     last_draft,
     proposed_probs,
-    reference,
     running_ratios,
 )
 from dflash_kernels.types import Acceptance, Proposal
