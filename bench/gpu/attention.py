@@ -4,9 +4,9 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
+from dflash_kernels.case import BF16, Inputs
 from torch import Tensor
 
-from bench.gpu.cases import BF16, Inputs
 from dflash_sglang.core.draft_attention import (
     AttentionWindow,
     PagedLayout,

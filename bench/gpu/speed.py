@@ -10,13 +10,12 @@ from dflash_kernels.accept_filtered import accept_filtered
 from dflash_kernels.accept_match import accept_match
 from dflash_kernels.accept_sampled import accept_sampled
 from dflash_kernels.block_verify import block_verify, token_wise
+from dflash_kernels.case import BF16, Inputs
 from dflash_kernels.context_kv import context_kv
 from dflash_kernels.draft_tail import draft_tail
 from dflash_kernels.prepare_block import narrow_block, prepare_block
-from dflash_kernels.types import Block, Filters, LayerCaches, Proposal, Tail
+from dflash_kernels.types import FP8, Block, Filters, LayerCaches, Proposal, Tail
 from torch import Tensor
-
-from bench.gpu.cases import BF16, FP8, Inputs, new_caches
 
 WIDTH, LAYERS, HEADS, HEAD_DIM, TOP = 16, 5, 8, 128, 20
 REPEATS = 30
@@ -60,11 +59,11 @@ def step_calls(device: torch.device, bs: int) -> Iterator[Call]:
     positions, rows = new.ids(1000, bs), torch.arange(bs, device=device)
     table = new.ids(2**31 - 1, bs, 2048, dtype=torch.int32)
 
-    def paged_layout() -> Block:
+    def lay_out() -> Block:
         return prepare_block(positions, positions, rows, table, block_size=WIDTH, mask_token_id=7)
 
-    yield Call("prepare_block", paged_layout, positions)
-    block = paged_layout()
+    yield Call("prepare_block", lay_out, positions)
+    block = lay_out()
     yield Call("narrow_block", lambda: narrow_block(block, WIDTH // 2), block.ids)
     ids, others = new.ids(2, bs, WIDTH), new.ids(2, bs, WIDTH)
     yield Call("accept_match", lambda: accept_match(ids, others, positions), ids)
@@ -116,7 +115,8 @@ def context_calls(device: torch.device, bs: int) -> Iterator[Call]:
 
     for dtype in (BF16, FP8):
         scales = torch.ones(LAYERS, 2, device=device) if dtype == FP8 else None
-        caches = new_caches((4 * tokens, LAYERS, HEADS, HEAD_DIM), dtype, scales, device)
+        buffers = torch.zeros(2 * LAYERS, 4 * tokens, HEADS, HEAD_DIM, device=device).to(dtype)
+        caches = LayerCaches.of(list(buffers[:LAYERS]), list(buffers[LAYERS:]), scales)
         name, moved = f"context_kv, {dtype.itemsize}-byte cache", kv.numel() * (2 + dtype.itemsize)
         yield Call(name, partial(write, caches), kv, moved)
 

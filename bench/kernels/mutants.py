@@ -13,15 +13,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from bench.kernels.planted_bugs import MUTANTS, Mutant
+from bench.kernels.planted_bugs import MUTANTS, SHARED, Mutant
 
 ROOT = Path(__file__).resolve().parents[2]
 CASES = "tests/kernels/interpreted"
-SKIPPED = "not full_vocabulary"  # takes seconds, and catches nothing that the rest does not
+SKIPPED = "not vocabulary"  # takes seconds, and catches nothing that the rest does not
 
 
 class Verdict(NamedTuple):
-    """What the tests said of one mutant."""
+    """Whether the tests caught one mutant."""
 
     op: str
     bug: str
@@ -51,13 +51,16 @@ def passes(mutant: Mutant) -> bool:
     """Whether the cases of the mutant's op pass on a changed copy."""
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
-        shutil.copytree(ROOT / "kernels", root / "kernels")
-        shutil.copytree(ROOT / "tests/kernels", root / "tests/kernels")
+        for part in ("kernels", "tests/kernels", "tests/support"):
+            shutil.copytree(ROOT / part, root / part)
         (root / "pytest.ini").write_text("[pytest]\naddopts = --import-mode=importlib\n")
-        file = root / "kernels/dflash_kernels" / mutant.op / "kernel.py"
+        package = root / "kernels/dflash_kernels"
+        file = package / mutant.file if mutant.file == SHARED else package / mutant.op / mutant.file
         source = file.read_text()
         if mutant.right not in source:
-            raise RuntimeError(f"{mutant.op}: {mutant.bug}: {mutant.right!r} is not in kernel.py")
+            raise RuntimeError(
+                f"{mutant.op}: {mutant.bug}: {mutant.right!r} is not in {mutant.file}"
+            )
         file.write_text(source.replace(mutant.right, mutant.wrong, 1))
         child = os.fork()
         if child == 0:

@@ -2,14 +2,17 @@
 
 from typing import NamedTuple
 
+SHARED = "triton_common.py"
+
 
 class Mutant(NamedTuple):
     """One planted bug."""
 
-    op: str
+    op: str  # whose cases must catch it
     bug: str
-    right: str  # text in kernel.py, the first occurrence of which is replaced
+    right: str  # the first occurrence of this text is replaced
     wrong: str
+    file: str = "kernel.py"  # of the op, or `SHARED`
 
 
 MUTANTS = (
@@ -45,6 +48,7 @@ MUTANTS = (
         "match after a mismatch counts",
         "tl.min(tl.where(accepted, WIDTH, column), 0)",
         "tl.sum(accepted.to(tl.int32), 0)",
+        SHARED,
     ),
     Mutant(
         "accept_match",
@@ -56,33 +60,48 @@ MUTANTS = (
         "accept_match",
         "exceptions lift the limit",
         "(column < tl.load(limit_ptr + request))",
-        "((column < tl.load(limit_ptr + request)) | (draft != target))",
+        "((column < tl.load(limit_ptr + request)) | (draft != chosen))",
     ),
     Mutant(
         "accept_match",
-        "output is the target",
-        "tl.where(column < accept_len, draft, target)",
-        "target",
+        "output is the verifier's token",
+        "tl.where(column < accept_len, draft, chosen)",
+        "chosen",
+        SHARED,
     ),
     Mutant(
         "accept_match",
         "length without the bonus",
         "tl.load(prefix_ptr + request) + accept_len + 1",
         "tl.load(prefix_ptr + request) + accept_len",
+        SHARED,
     ),
     Mutant("draft_tail", "ties to the largest id", "(index ^ 0x7FFFFFFF)", "(index)"),
     Mutant(
         "draft_tail",
         "negative values ordered by their bits",
-        "tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)\n    # The",
-        "bits\n    # The",
+        "return tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)",
+        "return bits",
+        SHARED,
     ),
-    Mutant("draft_tail", "-0 below 0", "tl.where(value == 0.0, 0.0, value)", "value"),
+    Mutant("draft_tail", "-0 below 0", "tl.where(value == 0.0, 0.0, value)", "value", SHARED),
     Mutant(
-        "draft_tail", "padding may be chosen", "mask=index < num_ids", "mask=index < num_ids + 64"
+        "draft_tail",
+        "padding may be chosen",
+        "mask=index < num_ids",
+        "mask=index < num_ids + 64",
+        SHARED,
     ),
-    Mutant("draft_tail", "NaN wins", 'return tl.where(x == x, x, float("-inf"))', "return x"),
-    Mutant("draft_tail", "32-bit row address", "row.to(tl.int64) * row_stride", "row * row_stride"),
+    Mutant(
+        "draft_tail", "NaN wins", 'return tl.where(x == x, x, float("-inf"))', "return x", SHARED
+    ),
+    Mutant(
+        "draft_tail",
+        "32-bit row address",
+        "row.to(tl.int64) * row_stride",
+        "row * row_stride",
+        SHARED,
+    ),
     Mutant("draft_tail", "sums of tiles not rescaled", "sums * tl.exp(peaks - shift)", "sums"),
     Mutant(
         "draft_tail", "a chosen id stays", "key = tl.where(key == best, NO_KEY, key)", "key = key"
@@ -143,34 +162,47 @@ MUTANTS = (
         "seed's high word dropped",
         "(seed >> 32).to(tl.uint32)",
         "(seed * 0).to(tl.uint32)",
+        SHARED,
     ),
     Mutant(
         "accept_sampled",
         "temperature ignored by the deciding score",
         "tl.div_rn(logit, divisor)",
         "logit",
+        SHARED,
     ),
-    Mutant("accept_sampled", "temperature ignored in the search", "x * (1.0 / divisor)", "x"),
-    Mutant("accept_sampled", "float32 decides", "near & (index > candidate)", "near & (index < 0)"),
+    Mutant(
+        "accept_sampled", "temperature ignored in the search", "x * (1.0 / divisor)", "x", SHARED
+    ),
+    Mutant(
+        "accept_sampled",
+        "float32 decides",
+        "near & (index > candidate)",
+        "near & (index < 0)",
+        SHARED,
+    ),
     Mutant(
         "accept_sampled",
         "noise on greedy rows",
         "exact += tl.where(drawn, gumbel64",
         "exact += tl.where(True, gumbel64",
+        SHARED,
     ),
     Mutant(
         "accept_sampled",
         "two terms of the series",
         "square * (2.0 / 5 + square * (2.0 / 7))",
         "0.0",
+        SHARED,
     ),
     Mutant(
         "accept_sampled",
         "draft compared with its own column",
         "draft_stride + column + 1",
         "draft_stride + column",
+        SHARED,
     ),
-    Mutant("accept_sampled", "first tile wins", "tl.max(score, 1)[:, None]", "score"),
+    Mutant("accept_sampled", "first tile wins", "tl.max(score, 1)[:, None]", "score", SHARED),
     Mutant(
         "block_verify",
         "ratio above 1",
@@ -314,9 +346,9 @@ MUTANTS = (
     ),
     Mutant(
         "accept_filtered",
-        "noise of the slot, not of the id",
+        "noise of the place, not of the id",
         "score = scaled.to(tl.float64) + gumbel64(hash_of(row_hash, ids))",
-        "score = scaled.to(tl.float64) + gumbel64(hash_of(row_hash, slot))",
+        "score = scaled.to(tl.float64) + gumbel64(hash_of(row_hash, place))",
     ),
     Mutant(
         "accept_filtered",

@@ -98,7 +98,7 @@ def count_launches(variants: Sequence[Variant], batch: int) -> int:
         for variant in variants
         for launch in launches_of(variant, batch)
         for name, value in launch.arguments.items()
-        # A row that fits is drawn from what was gathered; docs/kernels.md says which rows do.
+        # A row that fits is drawn from what was gathered; the op's README says which rows do.
         if isinstance(value, Tensor) and (launch.kernel.__name__, name) != NOT_READ
     )
 
@@ -207,9 +207,9 @@ def renorm_kernels(counter: ByteCounter) -> Iterator[None]:
 
         return run
 
-    def tree_sampling(verifier_probs: Tensor, draft_probs: Tensor, **_: Any) -> None:
+    def tree_sampling(target_probs: Tensor, draft_probs: Tensor, **_: Any) -> None:
         # One row of both for each request: the one where the walk ends.
-        row = (physical_bytes(verifier_probs) + physical_bytes(draft_probs)) // WIDTH
+        row = (physical_bytes(target_probs) + physical_bytes(draft_probs)) // WIDTH
         counter.add("tree_sampling", row, 0)
 
     replaced = {

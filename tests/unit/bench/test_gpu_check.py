@@ -11,13 +11,14 @@ from typing import Any
 
 import pytest
 import torch
+from dflash_kernels.case import OPS, Case, Trial, difference
 from torch import Tensor
 
+from bench.gpu import __main__ as gpu_check
 from bench.gpu import attention as gpu_attention
-from bench.gpu import check as gpu_check
+from bench.gpu import checks
 from bench.gpu import speed as gpu_speed
-from bench.gpu.cases import Case, all_cases
-from bench.gpu.report import Result
+from bench.gpu.results import Result
 
 ROOT = Path(__file__).resolve().parents[3]
 CPU = torch.device("cpu")
@@ -47,28 +48,30 @@ def test_without_a_gpu_it_runs_to_the_end_and_says_what_it_skipped(tmp_path: Pat
     assert all("no GPU" in row["note"] for row in report["results"] if row["passed"] is None)
 
 
-@pytest.mark.kernel
-def test_the_kernels_pass_its_cases_in_the_interpreter() -> None:
-    # Or a case that no kernel passes would be found on somebody's GPU.
-    done = run_script("--only", "ops", "--small", TRITON_INTERPRET="1")
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "0 failed, 0 skipped" in done.stdout
-
-
 def test_every_op_has_cases_and_is_timed() -> None:
-    ops = {file.parent.name for file in ROOT.glob("kernels/dflash_kernels/*/kernel.py")}
-    assert {case.op for case in all_cases(CPU, small=True)} == ops
+    folders = {file.parent.name for file in ROOT.glob("kernels/dflash_kernels/*/kernel.py")}
+    assert set(OPS) == folders
     timed = {name.split(",")[0] for name in gpu_speed.smallest(CPU)}
-    assert timed == ops | {"narrow_block", "token_wise"}
+    assert timed == folders | {"narrow_block", "token_wise"}
+
+
+class Cases:
+    """A module of cases with these only."""
+
+    def __init__(self, *cases: Case) -> None:
+        self.CASES = cases
+
+
+def with_cases(monkeypatch: pytest.MonkeyPatch, *cases: Case) -> None:
+    """In place of all ops there is one, with these cases."""
+    monkeypatch.setattr(checks, "OPS", ("draft_tail",))
+    monkeypatch.setattr(checks, "part_of", lambda _op, part: Cases(*cases))
 
 
 def test_a_wrong_result_fails_the_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     values = iter([1.0, 1.001])
-
-    def cases(*_: Any, **__: Any) -> Iterator[Case]:
-        yield Case("draft_tail", "planted", lambda _: [torch.tensor([next(values)])], 1e-4)
-
-    monkeypatch.setattr(gpu_check, "all_cases", cases)
+    trial = Trial(lambda _: [torch.tensor([next(values)])])
+    with_cases(monkeypatch, Case("planted", lambda _: trial, 1e-4))
     file = tmp_path / "report.json"
     assert gpu_check.main(["--only", "ops", "--json", str(file)]) == 1
     (row,) = (r for r in json.loads(file.read_text())["results"] if r["case"].endswith("planted"))
@@ -80,13 +83,14 @@ def test_a_kernel_that_raises_fails_its_case_only(monkeypatch: pytest.MonkeyPatc
     def broken(_: Any) -> list[Tensor]:
         raise RuntimeError("ptxas failed")
 
-    right = Case("draft_tail", "right", lambda _: [torch.zeros(1)])
-    planted = [Case("draft_tail", "broken", broken), right]
-    monkeypatch.setattr(gpu_check, "all_cases", lambda *_, **__: planted)
-    broken_one, right_one = list(gpu_check.check_ops(small=True))[-2:]
+    right = Case("right", lambda _: Trial(lambda _: [torch.zeros(1)]))
+    outside = Case("outside", lambda _: Trial(lambda _: [torch.zeros(1)], lambda _: False))
+    with_cases(monkeypatch, Case("broken", lambda _: Trial(broken)), right, outside)
+    broken_one, right_one, outside_one = list(checks.check_ops(small=True))[-3:]
     assert broken_one.passed is False
     assert "ptxas failed" in broken_one.note
     assert right_one.passed is True
+    assert outside_one.passed is False  # of its regime, whatever the reference gives
 
 
 def test_a_check_that_breaks_fails_and_the_next_one_runs(
@@ -119,11 +123,12 @@ def test_a_check_that_breaks_fails_and_the_next_one_runs(
         (torch.tensor([-torch.inf, 100.0]), torch.tensor([-torch.inf, 110.0]), 10 / 110),
         (torch.tensor([torch.nan]), torch.tensor([1.0]), float("inf")),
         (torch.tensor([1.0]), torch.tensor([torch.inf]), float("inf")),
+        (torch.tensor([torch.nan]), torch.tensor([torch.nan]), 0.0),
         (torch.zeros(0), torch.zeros(0), 0.0),
     ],
 )
 def test_differences(got: Tensor, expected: Tensor, error: float) -> None:
-    assert gpu_check.difference(got, expected) == pytest.approx(error)
+    assert difference(got, expected) == pytest.approx(error)
 
 
 def test_after_the_time_limit_nothing_is_begun(tmp_path: Path) -> None:
@@ -143,7 +148,7 @@ def test_a_check_in_a_process_of_its_own(code: str, passed: bool | None) -> None
     code = "import time; time.sleep(99)" if passed is None else code
     command = [sys.executable, "-c", code]
     seconds = 1 if passed is None else 60
-    result = gpu_check.in_process("sanitizer", "x", command, seconds, dict(os.environ))
+    result = checks.in_process("sanitizer", "x", command, seconds, dict(os.environ))
     assert result.passed is passed
     assert passed is not None or "not done in 1 s" in result.note
 
@@ -207,23 +212,26 @@ def replayable(call: Callable[[], Tensor]) -> Callable[[], Tensor]:
 
 
 def attended(wrapper: type[TorchWrapper], capture: Any = replayable) -> dict[str, bool | None]:
-    results: Iterator[Result] = gpu_check.judge_attention(
+    results: Iterator[Result] = checks.judge_attention(
         gpu_attention.compare_all(CPU, wrapper, capture)
     )
     return {result.case: result.passed for result in results}
 
 
+@pytest.mark.slow
 def test_attention_by_the_kernels_rule_passes() -> None:
     found = attended(TorchWrapper)
     assert len(found) == 2 * 3 * 2  # page sizes, sights, eager and replayed
     assert all(found.values())
 
 
+@pytest.mark.slow
 def test_attention_without_windows_of_its_own_fails() -> None:
     for case, passed in attended(WithoutWindows).items():
         assert passed == ("window_left -1" in case)
 
 
+@pytest.mark.slow
 def test_a_replay_of_the_captured_lengths_fails() -> None:
     def frozen(call: Callable[[], Tensor]) -> Callable[[], Tensor]:
         out = call()

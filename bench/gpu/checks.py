@@ -1,16 +1,6 @@
-"""What only a GPU can say of the kernels, in one run of less than eight minutes.
+"""The checks of `bench.gpu`, each a stream of results."""
 
-    bench/gpu_check.sh [--json FILE]
-    bench/gpu_check.sh --only ops --small      # what it runs under compute-sanitizer
-
-Needs torch 2.11, Triton 3.6 and one CUDA GPU; compute-sanitizer and FlashInfer are used where they
-are. Without a GPU it runs to the end, compares the references with themselves, and says what it
-skipped. Exit status 1 when a check fails.
-"""
-
-import argparse
 import contextlib
-import importlib
 import importlib.util
 import os
 import shutil
@@ -18,21 +8,19 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
 
 import torch
+from dflash_kernels.case import OPS, Case, Trial, difference, part_of
 from torch import Tensor
 
-from bench.gpu import attention as gpu_attention
-from bench.gpu import speed as gpu_speed
-from bench.gpu.cases import Case, all_cases
-from bench.gpu.report import Report, Result, machine, version_of
+from bench.gpu import attention, speed
+from bench.gpu.results import Result, version_of
 
 ROOT = Path(__file__).resolve().parents[2]
 NEEDED = {"torch": (2, 11), "triton": (3, 6)}
-LIMIT = 400  # seconds, after which no check is begun
 SANITIZED = 60  # seconds for one run under compute-sanitizer
 COMPILED = 180  # seconds for FlashInfer, which compiles its kernels first
 BATCHES = (1, 8, 64)
@@ -40,7 +28,7 @@ VOCABULARY = 248_320
 
 
 def check_versions() -> Iterator[Result]:
-    """Old enough versions fail here and not with a riddle later."""
+    """Versions that are too old fail here, with their names, and not somewhere in a kernel."""
     for name, needed in NEEDED.items():
         found = version_of(name)
         numbers = tuple(map(int, found.split(".")[:2])) if found[0].isdigit() else (0, 0)
@@ -55,33 +43,26 @@ def check_ops(small: bool) -> Iterator[Result]:
     if form == "reference":
         small = True
         yield Result("ops", "kernels", None, "no GPU: references compared with themselves")
-    for case in all_cases(device, small):
-        yield compare(case, importlib.import_module(f"dflash_kernels.{case.op}.{form}"))
+    for op in OPS:
+        for case in part_of(op, "cases").CASES:
+            if not (small and case.large):
+                yield compare(op, case, part_of(op, form), device)
 
 
-def compare(case: Case, subject: ModuleType) -> Result:
+def compare(op: str, case: Case, subject: ModuleType, device: torch.device) -> Result:
     """One case: equal shapes and dtypes, equal integers, floats within the case's tolerance."""
+    name = f"{op}: {case.name}"
     try:
+        trial: Trial = case.on(device)
         with poisoned_memory():
-            got = list(case.run(subject))
+            got = trial.run(subject)
         synchronize()
+        holds = trial.holds(got)
     except Exception as problem:
-        return Result("ops", f"{case.op} {case.name}", False, repr(problem)[:300])
-    truth = importlib.import_module(f"dflash_kernels.{case.op}.reference")
-    error = max(map(difference, got, case.run(truth)))
-    passed = error <= case.tolerance
-    return Result("ops", f"{case.op} {case.name}", passed, numbers={"error": error})
-
-
-def difference(got: Tensor, expected: Tensor) -> float:
-    """The largest difference, relative above 1; infinite where shape, dtype or integers differ."""
-    if (got.shape, got.dtype) != (expected.shape, expected.dtype):
-        return float("inf")
-    if not got.dtype.is_floating_point:
-        return 0.0 if torch.equal(got, expected) else float("inf")
-    apart = (got.double() - expected.double()).abs() / expected.double().abs().clamp(min=1)
-    apart = apart.masked_fill(got == expected, 0.0)  # infinities of one sign
-    return float(apart.nan_to_num(nan=float("inf")).max()) if apart.numel() else 0.0
+        return Result("ops", name, False, repr(problem)[:300])
+    error = max(map(difference, got, trial.run(part_of(op, "reference"))))
+    note = "" if holds else "the result is not in the regime that the case is named after"
+    return Result("ops", name, holds and error <= case.tolerance, note, {"error": error})
 
 
 @contextlib.contextmanager
@@ -106,9 +87,9 @@ def check_graphs() -> Iterator[Result]:
     if not torch.cuda.is_available():
         yield Result("graphs", "capture and replay", None, "no GPU")
         return
-    for call in gpu_speed.serving_calls(torch.device("cuda"), 4, 5000):
+    for call in speed.serving_calls(torch.device("cuda"), 4, 5000):
         got: list[Sequence[Tensor]] = []
-        graph = gpu_speed.captured([lambda run=call.run, kept=got: kept.append(run())])
+        graph = speed.captured([lambda run=call.run, kept=got: kept.append(run())])
         call.given.copy_(call.given.flip(0))
         for tensor in got[-1]:
             tensor.zero_()
@@ -124,14 +105,14 @@ def check_graphs() -> Iterator[Result]:
 def check_speed() -> Iterator[Result]:
     """Time per launch, and bandwidth against a measured copy."""
     if not torch.cuda.is_available():
-        names = gpu_speed.smallest(torch.device("cpu"))
+        names = speed.smallest(torch.device("cpu"))
         yield Result("speed", f"{len(names)} calls", None, "no GPU: run once, not timed")
         return
-    copy = gpu_speed.copy_bandwidth()
+    copy = speed.copy_bandwidth()
     yield Result("speed", "copy", True, numbers={"gb_per_s": round(copy, 1)})
     for bs in BATCHES:
-        for call in gpu_speed.serving_calls(torch.device("cuda"), bs, VOCABULARY):
-            timed = gpu_speed.time_call(call, bs, copy)._asdict()
+        for call in speed.serving_calls(torch.device("cuda"), bs, VOCABULARY):
+            timed = speed.time_call(call, bs, copy)._asdict()
             name = f"{timed.pop('op')}, batch {timed.pop('batch')}"
             yield Result("speed", name, True, numbers=timed)
 
@@ -146,7 +127,7 @@ def check_sanitizer() -> Iterator[Result]:
             yield Result("sanitizer", tool, None, missing)
             continue
         command = [program, "--tool", tool, "--error-exitcode", "9"]
-        command += [sys.executable, "-P", "-m", "bench.gpu.check", "--only", "ops", "--small"]
+        command += [sys.executable, "-P", "-m", "bench.gpu", "--only", "ops", "--small"]
         # Without torch's cache a tensor ends where its memory ends.
         environment = {**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
         yield in_process("sanitizer", tool, command, SANITIZED, environment)
@@ -158,14 +139,14 @@ def check_attention_apart() -> Iterator[Result]:
         missing = "no FlashInfer" if torch.cuda.is_available() else "no GPU"
         yield Result("attention", "FlashInfer", None, missing)
         return
-    command = [sys.executable, "-P", "-m", "bench.gpu.check", "--only", "attention-here"]
+    command = [sys.executable, "-P", "-m", "bench.gpu", "--only", "attention-here"]
     yield in_process("attention", "FlashInfer", command, COMPILED, dict(os.environ))
 
 
 def in_process(
     check: str, case: str, command: Sequence[str], seconds: float, environment: dict[str, str]
 ) -> Result:
-    """Run a command; what it did not finish in time is no failure, but said."""
+    """Run a command; one that does not end in time is reported as skipped."""
     begin = time.perf_counter()
     # In a session of its own, to be ended with everything that it started, such as compilers.
     process = subprocess.Popen(
@@ -178,13 +159,13 @@ def in_process(
         start_new_session=True,
     )
     try:
-        said, _ = process.communicate(timeout=seconds)
+        output, _ = process.communicate(timeout=seconds)
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
         return Result(check, case, None, f"not done in {seconds:.0f} s")
-    numbers = {"seconds": round(time.perf_counter() - begin, 1), "ok": said.count("\nok ")}
-    note = said[-2000:] if process.returncode else ""
+    numbers = {"seconds": round(time.perf_counter() - begin, 1), "ok": output.count("\nok ")}
+    note = output[-2000:] if process.returncode else ""
     return Result(check, case, process.returncode == 0, note, numbers)
 
 
@@ -194,7 +175,7 @@ def check_attention_here() -> Iterator[Result]:
 
     def capture(call: Callable[[], Tensor]) -> Callable[[], Tensor]:
         got: list[Tensor] = []
-        graph = gpu_speed.captured([lambda: got.append(call())])
+        graph = speed.captured([lambda: got.append(call())])
 
         def replay() -> Tensor:
             graph.replay()
@@ -204,68 +185,12 @@ def check_attention_here() -> Iterator[Result]:
 
     device = torch.device("cuda")
     yield from judge_attention(
-        gpu_attention.compare_all(device, BatchPrefillWithPagedKVCacheWrapper, capture)
+        attention.compare_all(device, BatchPrefillWithPagedKVCacheWrapper, capture)
     )
 
 
-def judge_attention(attended: Iterator[gpu_attention.Attended]) -> Iterator[Result]:
+def judge_attention(attended: Iterator[attention.Attended]) -> Iterator[Result]:
     """Which of them are close to torch; NaN is not."""
     for one in attended:
-        passed = one.error <= gpu_attention.TOLERANCE
+        passed = one.error <= attention.TOLERANCE
         yield Result("attention", one.case, passed, numbers={"error": one.error})
-
-
-# In this order: first what a wrong result would show, then what takes long.
-CHECKS: Mapping[str, Callable[[bool], Iterator[Result]]] = {
-    "versions": lambda _: check_versions(),
-    "ops": check_ops,
-    "graphs": lambda _: check_graphs(),
-    "speed": lambda _: check_speed(),
-    "sanitizer": lambda _: check_sanitizer(),
-    "attention": lambda _: check_attention_apart(),
-}
-APART = {"attention-here": lambda _: check_attention_here()}
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the checks."""
-    options = parse_options(argv)
-    report = Report(options.json)
-    print("  ".join(f"{name} {value}" for name, value in machine().items()))
-    chosen = {options.only: {**CHECKS, **APART}[options.only]} if options.only else CHECKS
-    for name, check in chosen.items():
-        if report.seconds > options.limit:
-            report.add(Result(name, "all", None, f"not begun after {options.limit} s"))
-            continue
-        for result in to_the_end(name, check(options.small)):
-            report.add(result)
-    counted = [sum(r.passed is verdict for r in report.results) for verdict in (True, False, None)]
-    print("{} ok, {} failed, {} skipped".format(*counted), f"in {report.seconds:.0f} s")
-    return int(report.failed)
-
-
-def to_the_end(name: str, results: Iterator[Result]) -> Iterator[Result]:
-    """The results of a check; an exception fails it and lets the next one run."""
-    try:
-        yield from results
-    except Exception as problem:
-        yield Result(name, "stopped", False, repr(problem)[:300])
-
-
-def parse_options(argv: Sequence[str] | None) -> argparse.Namespace:
-    """Options of the command line."""
-    assert __doc__ is not None
-    parser = argparse.ArgumentParser(
-        prog="gpu_check",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results here")
-    parser.add_argument("--only", choices=[*CHECKS, *APART], help="one check")
-    parser.add_argument("--small", action="store_true", help="ops: no large vocabularies")
-    parser.add_argument("--limit", type=float, default=LIMIT, help="seconds; default: %(default)s")
-    return parser.parse_args(argv)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,4 +1,8 @@
-"""What the checks on a GPU found: printed, and kept in a file."""
+"""What the checks on a GPU found: printed, and kept in a file.
+
+Not by `bench.report`: a machine with a GPU may have torch and Triton and nothing else, and a run
+that is cut short must leave what it found so far.
+"""
 
 import contextlib
 import importlib.metadata
@@ -22,22 +26,22 @@ class Result(NamedTuple):
     numbers: Mapping[str, Any] = {}
 
 
-class Report:
+class Results:
     """Results so far; the file is written after each: a run that is cut short leaves them."""
 
     def __init__(self, file: Path | None) -> None:
         self._file = file
         self._begin = time.perf_counter()
-        self.results: list[Result] = []
+        self.rows: list[Result] = []
 
     def add(self, result: Result) -> None:
         """Print and keep one result."""
-        self.results.append(result)
+        self.rows.append(result)
         verdict = {True: "ok", False: "FAILED", None: "skipped"}[result.passed]
         numbers = "  ".join(f"{name} {value}" for name, value in result.numbers.items())
         print(f"{verdict:8}{result.check:14}{result.case:48}{numbers}{result.note}", flush=True)
         if self._file is not None:
-            rows = [one._asdict() for one in self.results]
+            rows = [one._asdict() for one in self.rows]
             report = {"machine": machine(), "seconds": round(self.seconds, 1), "results": rows}
             self._file.write_text(json.dumps(report, indent=1) + "\n")
 
@@ -49,7 +53,7 @@ class Report:
     @property
     def failed(self) -> bool:
         """Whether a check failed."""
-        return any(result.passed is False for result in self.results)
+        return any(result.passed is False for result in self.rows)
 
 
 def machine() -> dict[str, str]:
