@@ -9,7 +9,7 @@ itself. Then every configuration serves the same prompts at every concurrency; a
 server must be idle with every KV slot free or in the prefix tree, and every recurrent state too.
 With recurrent layers, long answers and conversations follow (identity_recurrent.py). Exit status 1
 if an answer differs, or if a conversation finds less in the prefix cache than with plain decoding
-in a configuration for which docs/recurrent-state.md promises the same.
+in a configuration for which docs/method/recurrent-state.md promises the same.
 """
 
 import sys

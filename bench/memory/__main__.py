@@ -4,7 +4,7 @@
 
 The bytes that a request slot takes for rolling back recurrent layers, and how many running requests
 fit, for Qwen3.6-35B-A3B on one 141 GB GPU with bfloat16 weights. Computed, not measured:
-docs/recurrent-state.md has the assumptions.
+docs/results/recurrent-state.md has the assumptions.
 """
 
 import sys

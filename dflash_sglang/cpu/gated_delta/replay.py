@@ -3,7 +3,7 @@
 A verify does not change the state; it records (d, k, g) of every token of the block. A commit
 applies the records of the committed tokens. SGLang's ring buffer can hold committed tokens for some
 steps before they are applied. Our worker has them applied at every commit, so a block is always
-recorded from index 0 and the ring's cursors stay at 0: docs/recurrent-state.md.
+recorded from index 0 and the ring's cursors stay at 0: docs/method/recurrent-state.md.
 """
 
 # ruff: noqa: N803 (SGLang names its arguments)
