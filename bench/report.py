@@ -65,7 +65,13 @@ def table(rows: Iterable[Mapping[str, object]], markdown: bool = False) -> str:
     return text
 
 
-def write_json(given: argparse.Namespace, content: Mapping[str, object], **more: object) -> None:
+def write_json(
+    given: argparse.Namespace,
+    content: Mapping[str, object],
+    *,
+    key: str | None = None,
+    **more: object,
+) -> None:
     """Write a result and its provenance to the file of `--json`, if one is given.
 
     The provenance (`launch.report.provenance`) is machine, versions, commit, time and `arguments`:
@@ -74,12 +80,14 @@ def write_json(given: argparse.Namespace, content: Mapping[str, object], **more:
     Args:
         given: the parsed command line.
         content: the result; named tuples in it become objects.
+        key: of the provenance; None: its parts stand beside the result.
         more: further arguments that the result rests on, constants of the tool.
     """
     if given.json is None:
         return
-    options = {key: value for key, value in vars(given).items() if key not in _OUTPUT}
-    result = {**content, **provenance({**options, **more})}
+    options = {name: value for name, value in vars(given).items() if name not in _OUTPUT}
+    rests_on = provenance({**options, **more})
+    result = {**content, **(rests_on if key is None else {key: rests_on})}
     given.json.write_text(json.dumps(_plain(result), indent=1) + "\n", encoding="utf-8")
 
 

@@ -8,7 +8,6 @@ of the machine affects all of them; waiting servers sleep. Every answer is compa
 decoding's. Exit status 1 if one differs.
 """
 
-import json
 import statistics
 import sys
 import tempfile
@@ -20,6 +19,7 @@ from typing import Any, NamedTuple
 
 from bench import report
 from bench.harness import checkpoints
+from bench.harness.servers import settings
 from bench.progress import progress
 from bench.serve import latency, switch
 from dflash_sglang import cpu, zoo
@@ -112,12 +112,10 @@ def make_server(mode: Mode, folder: Path, max_running: int) -> Server:
         env = {"DFLASH_SGLANG_WORKER": "builtin"}
         args += ["--speculative-dflash-block-size", str(mode.block_size)]
     if mode.mode == "dflash":
-        settings: dict[str, object] = {} if mode.block_size == ADAPTIVE else {"width": "fixed"}
+        chosen: dict[str, object] = {} if mode.block_size == ADAPTIVE else {"width": "fixed"}
         if mode.block_size not in (ADAPTIVE, 16):
-            settings["max_width"] = mode.block_size
-        file = folder / f"{mode.drafter}-{mode.block_size}.json"
-        file.write_text(json.dumps(settings))
-        args += ["--speculative-adaptive-config", str(file)]
+            chosen["max_width"] = mode.block_size
+        args += settings(folder / f"{mode.drafter}-{mode.block_size}.json", **chosen)
     return Server(zoo.path("moe").verifier, drafter, args=args, env=env)
 
 

@@ -22,6 +22,7 @@ from typing import NamedTuple
 
 from bench import report
 from bench.harness import scripts
+from bench.harness.servers import settings
 from bench.progress import progress
 from dflash_sglang import zoo
 from launch import load
@@ -62,9 +63,7 @@ def profile(width: int, folder: Path) -> tuple[dict[int, float], Times]:
     args = ["--max-running-requests", "32", "--max-total-tokens", "16384"]
     args += ["--min-free-slots-delay", "1", "--disable-overlap-schedule"]
     if width > 1:
-        settings = folder / f"settings-{width}.json"
-        settings.write_text(json.dumps({"width": "fixed", "max_width": width}))
-        args += ["--speculative-adaptive-config", str(settings)]
+        args += settings(folder / f"settings-{width}.json", width="fixed", max_width=width)
     drafter = pair.drafter if width > 1 else None
     prompts = [prompt.text for prompt in choose_prompts("moe", PROMPTS)]
     taus = {}
