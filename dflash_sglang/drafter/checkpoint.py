@@ -6,14 +6,15 @@ its own; both come from the verifier. Reading is strict: what is not understood 
 a default. Nothing here needs torch, so a pair can be checked from the safetensors headers alone.
 """
 
-import json
-import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from safetensors import SafetensorError, safe_open
+
 from dflash_sglang.errors import PairError
+from dflash_sglang.json_values import as_int, read_object
 
 FULL = "full_attention"
 SLIDING = "sliding_attention"
@@ -29,7 +30,7 @@ _PLAIN_VALUES: dict[str, tuple[Any, ...]] = {
     "projector_type": (None,),
     "markov_rank": (None, 0),
     "markov_head_type": (None,),
-    # The anchor's own slot would predict the first draft: every position shifts by one.
+    # The anchor's own position would predict the first draft: every position shifts by one.
     "sample_from_anchor": (None, False),
     "has_embed_tokens": (None, False),
     "has_lm_head": (None, False),
@@ -38,7 +39,13 @@ _PLAIN_VALUES: dict[str, tuple[Any, ...]] = {
     "rope_is_neox_style": (None, True),
     "is_neox_style": (None, True),
 }
-_MAX_HEADER_BYTES = 100 * 2**20  # the limit of the safetensors format itself
+# What the messages of safetensors mean for somebody who fetched or wrote a checkpoint.
+_DAMAGE = (
+    ("not fully covered", "is truncated, or longer than its header says"),
+    ("invalid header length", "has a malformed safetensors header, or is cut off inside it"),
+    ("JSON in header", "has a malformed safetensors header"),
+    ("header too", "is not a safetensors file"),
+)
 
 
 class CheckpointError(PairError):
@@ -71,14 +78,14 @@ class DraftConfig:
     block_size: int
     target_layer_ids: tuple[int, ...]  # verifier layers whose outputs are tapped, 0-based
     mask_token_id: int
-    num_target_layers: int | None  # verifier depth the head was trained for, if it says
+    num_target_layers: int | None  # verifier depth the head was trained for, if stated
     rope_theta: float
     rope_type: str  # "default", or a scaled variant such as "yarn"
     rms_norm_eps: float
     max_position_embeddings: int
     attention_bias: bool
     layer_types: tuple[str, ...]  # FULL or SLIDING, one a layer
-    layer_causal: tuple[bool, ...]  # whether a slot is blind to the later slots of its block
+    layer_causal: tuple[bool, ...]  # whether a block position attends to no later one of its block
     sliding_window: int | None  # positions a sliding layer looks back, itself included
 
     @property
@@ -98,18 +105,7 @@ def load_config(directory: Path) -> DraftConfig:
         CheckpointError: the file is missing, is not JSON, or does not describe a usable plain head.
         OtherHeadError: the checkpoint belongs to another head family.
     """
-    file = Path(directory) / "config.json"
-    try:
-        raw = json.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise CheckpointError(
-            f"{file} does not exist: give the folder of a DFlash draft checkpoint"
-        ) from None
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise CheckpointError(f"{file} cannot be read as JSON: {error}") from error
-    if not isinstance(raw, dict):
-        raise CheckpointError(f"{file} must hold a JSON object, got {type(raw).__name__}")
-    return parse_config(raw)
+    return parse_config(read_object(Path(directory) / "config.json", CheckpointError))
 
 
 def parse_config(raw: Mapping[str, Any]) -> DraftConfig:
@@ -218,24 +214,16 @@ def tensor_problems(config: DraftConfig, found: Mapping[str, TensorInfo]) -> lis
 
 
 def _read_header(file: Path) -> dict[str, TensorInfo]:
-    with file.open("rb") as stream:
-        prefix = stream.read(8)
-        size = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else 0
-        if not 2 <= size <= _MAX_HEADER_BYTES:
-            raise CheckpointError(f"{file} is not a safetensors file")
-        text = stream.read(size)
     try:
-        header = json.loads(text)
-        entries = {name: entry for name, entry in header.items() if name != "__metadata__"}
-        infos = {name: TensorInfo(e["dtype"], tuple(e["shape"])) for name, e in entries.items()}
-        data_bytes = max((e["data_offsets"][1] for e in entries.values()), default=0)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CheckpointError(f"{file} has a malformed safetensors header: {error}") from error
-    if file.stat().st_size < 8 + size + data_bytes:
-        raise CheckpointError(
-            f"{file} is truncated: its header promises {8 + size + data_bytes} bytes"
-        )
-    return infos
+        with safe_open(file, framework="np") as tensors:
+            slices = {name: tensors.get_slice(name) for name in tensors.keys()}  # noqa: SIM118
+            return {
+                name: TensorInfo(part.get_dtype(), tuple(part.get_shape()))
+                for name, part in slices.items()
+            }
+    except SafetensorError as error:
+        problem = next((p for mark, p in _DAMAGE if mark in str(error)), "cannot be read")
+        raise CheckpointError(f"{file} {problem} ({error})") from error
 
 
 def _dflash_section(raw: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -290,9 +278,11 @@ def _check_consistent(config: DraftConfig) -> None:
 
 
 def _positive(section: Mapping[str, Any], key: str) -> int:
-    value = section.get(key)
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise CheckpointError(f"config.json needs {key} as a positive integer, got {value!r}")
+    value = as_int(section.get(key))
+    if value is None or value < 1:
+        raise CheckpointError(
+            f"config.json needs {key} as a positive integer, got {section.get(key)!r}"
+        )
     return value
 
 
@@ -317,7 +307,9 @@ def _layer_ids(dflash: Mapping[str, Any]) -> tuple[int, ...]:
 
 
 def _mask_token_id(dflash: Mapping[str, Any]) -> int:
-    value = dflash.get("mask_token_id")
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise CheckpointError(f"dflash_config needs mask_token_id as an integer, got {value!r}")
+    value = as_int(dflash.get("mask_token_id"))
+    if value is None:
+        raise CheckpointError(
+            f"dflash_config needs mask_token_id as an integer, got {dflash.get('mask_token_id')!r}"
+        )
     return value

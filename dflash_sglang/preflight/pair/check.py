@@ -1,13 +1,12 @@
 """Does this drafter fit this verifier? Answered from two config.json files and safetensors headers.
 
-No weight is read and only the standard library is used, so the answer comes in a fraction of a
-second, before a server has loaded anything. What is not on this machine (a hub name that was never
-fetched) is reported as unchecked.
+No weight is read and torch is not imported, so the answer comes in a fraction of a second, before a
+server has loaded anything. What is not on this machine (a hub name that was never fetched) is
+reported as unchecked.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -31,8 +30,8 @@ from dflash_sglang.preflight.pair.weights import weight_findings
 
 _REFUSED_HEADS = {
     HeadFamily.ANCHOR_FIRST: (
-        "the drafter is anchor-first (sample_from_anchor): its first slot predicts, so DFLASH "
-        "would read every position one off",
+        "the drafter is anchor-first (sample_from_anchor): its first block position predicts, so "
+        "DFLASH would read every position one off",
         "Serve it with a server that knows the head family, or retrain without sample_from_anchor.",
     ),
     HeadFamily.SPECULATORS: (
@@ -70,7 +69,7 @@ def check_pair(
     revision: str | None = None,
     draft_revision: str | None = None,
     overrides: Mapping[str, Any] | None = None,
-    environment: Mapping[str, str] | None = None,
+    hub_cache: Path | None = None,
 ) -> PairReport:
     """Check a draft head against the verifier it is to serve.
 
@@ -83,27 +82,27 @@ def check_pair(
         revision: hub revision of the verifier.
         draft_revision: hub revision of the drafter.
         overrides: `--json-model-override-args`, which SGLang lays over both configurations.
-        environment: process environment, for the place of the hub cache.
+        hub_cache: where fetched models are; None for the place that huggingface_hub uses.
 
     Returns:
         Every finding at once. Nothing is raised for a bad pair: see `PairReport.raise_if_bad`.
     """
-    environment = os.environ if environment is None else environment
-    verifier_at = locate(str(verifier), environment, revision)
-    drafter_at = locate(str(drafter), environment, draft_revision)
     overrides = overrides or {}
-    target = read_side(verifier_at, "verifier", "--model-path", overrides, with_weights)
-    draft = read_side(
-        drafter_at, "drafter", "--speculative-draft-model-path", overrides, with_weights
+    model = read_side(
+        locate(str(verifier), revision, hub_cache),
+        "verifier",
+        "--model-path",
+        overrides,
+        with_weights,
     )
-    findings, unchecked = target.findings + draft.findings, target.unchecked + draft.unchecked
-    family = None
-    if draft.config is not None:
-        family = head_family(draft.config, draft.tensors or ())
+    draft = _read_draft(str(drafter), draft_revision, hub_cache, overrides, with_weights)
+    findings, unchecked = model.findings + draft.findings, model.unchecked + draft.unchecked
+    family = _family(draft)
+    if family is not None and draft.config is not None:
         if family.served_by is ServedBy.UNSUPPORTED:
-            findings.append(_refused(family, draft, target))
+            findings.append(_refused(family, draft, model))
         else:
-            facts = _facts(target, findings, unchecked)
+            facts = _facts(model, findings, unchecked)
             pair = Pair(draft.config, family, facts, block_size, tp_size)
             findings += _fit(pair, draft)
             if family.served_by is ServedBy.SGLANG:
@@ -117,12 +116,50 @@ def check_pair(
     )
 
 
-def _refused(family: HeadFamily, draft: Side, target: Side) -> Finding:
-    if target.config is not None and PLAIN_ARCHITECTURE in architectures(target.config):
+def draft_head_family(
+    drafter: str,
+    *,
+    revision: str | None = None,
+    with_weights: bool = True,
+    overrides: Mapping[str, Any] | None = None,
+    hub_cache: Path | None = None,
+) -> HeadFamily | None:
+    """The family that `check_pair` finds for a draft head, without looking at the verifier.
+
+    Args:
+        drafter: local folder or hub name.
+        revision: hub revision.
+        with_weights: look at the weight files too.
+        overrides: laid over the configuration.
+        hub_cache: where fetched models are; None for the place that huggingface_hub uses.
+
+    Returns:
+        None where config.json is not on this machine or cannot be read.
+    """
+    return _family(_read_draft(drafter, revision, hub_cache, overrides or {}, with_weights))
+
+
+def _read_draft(
+    drafter: str,
+    revision: str | None,
+    hub_cache: Path | None,
+    overrides: Mapping[str, Any],
+    with_weights: bool,
+) -> Side:
+    place = locate(drafter, revision, hub_cache)
+    return read_side(place, "drafter", "--speculative-draft-model-path", overrides, with_weights)
+
+
+def _family(draft: Side) -> HeadFamily | None:
+    return None if draft.config is None else head_family(draft.config, draft.tensors or ())
+
+
+def _refused(family: HeadFamily, draft: Side, verifier: Side) -> Finding:
+    if verifier.config is not None and PLAIN_ARCHITECTURE in architectures(verifier.config):
         return error(
             "swapped",
             "verifier and drafter are swapped",
-            f"--model-path {target.place.given} is a draft head",
+            f"--model-path {verifier.place.given} is a draft head",
             "Exchange --model-path and --speculative-draft-model-path.",
         )
     message, fix = _REFUSED_HEADS[family]
@@ -130,18 +167,18 @@ def _refused(family: HeadFamily, draft: Side, target: Side) -> Finding:
     return error("layout", message, f"architectures {names}", fix)
 
 
-def _facts(target: Side, findings: list[Finding], unchecked: list[str]) -> VerifierFacts:
-    if target.config is None or target.place.folder is None:
+def _facts(verifier: Side, findings: list[Finding], unchecked: list[str]) -> VerifierFacts:
+    if verifier.config is None or verifier.place.folder is None:
         return UNKNOWN_VERIFIER
-    names = None if target.tensors is None else frozenset(target.tensors)
+    names = None if verifier.tensors is None else frozenset(verifier.tensors)
     try:
-        facts = read_facts(target.place.folder, target.config, names)
+        facts = read_facts(verifier.place.folder, verifier.config, names)
     except CheckpointError as problem:
         findings.append(
             error(
                 "verifier_unreadable",
                 f"a file beside the verifier's weights is damaged: {problem}",
-                f"--model-path {target.place.given}",
+                f"--model-path {verifier.place.given}",
                 "Fetch the model again.",
             )
         )

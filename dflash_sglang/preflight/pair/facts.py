@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dflash_sglang.drafter.checkpoint import CheckpointError, TensorInfo
+from dflash_sglang.json_values import read_object
 from dflash_sglang.preflight.pair.locate import Located, Where
 from dflash_sglang.preflight.pair.report import Finding, error
-from dflash_sglang.preflight.pair.verifier import read_json, weight_headers
+from dflash_sglang.preflight.pair.verifier import weight_headers
 
 _OTHER_WEIGHTS = ("*.bin", "*.pt", "*.pth", "*.gguf", "consolidated*.safetensors")
 
@@ -65,12 +66,9 @@ def read_side(
 
 def _read_config(side: Side, overrides: Mapping[str, Any]) -> None:
     assert side.place.folder is not None
-    file = side.place.folder / "config.json"
-    if side.place.where is Where.CACHED and not file.is_file():
-        side.unchecked.append(f"{side.role} {side.place.given}: no config.json in the hub cache")
-        return
     try:
-        side.config = read_json(file) | dict(overrides)
+        side.config = read_object(side.place.folder / "config.json", CheckpointError)
+        side.config.update(overrides)
     except CheckpointError as problem:
         side.refuse(
             "unreadable",

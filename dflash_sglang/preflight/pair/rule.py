@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from dflash_sglang.json_values import as_int
 from dflash_sglang.preflight.pair.head_family import HeadFamily, setting
 from dflash_sglang.preflight.pair.report import Finding
 from dflash_sglang.preflight.pair.verifier import VerifierFacts
@@ -31,8 +32,3 @@ class Pair:
 
 
 Rule = Callable[[Pair], Iterator[Finding]]
-
-
-def as_int(value: object) -> int | None:
-    """`value` where it is an integer and not a truth value."""
-    return value if isinstance(value, int) and not isinstance(value, bool) else None

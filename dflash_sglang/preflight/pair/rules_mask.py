@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from dflash_sglang.json_values import as_int
 from dflash_sglang.preflight.pair.head_family import setting
 from dflash_sglang.preflight.pair.report import Finding, error, warning
-from dflash_sglang.preflight.pair.rule import Pair, as_int
+from dflash_sglang.preflight.pair.rule import Pair
 
 _DEFAULT_MASK_TOKEN = "<|MASK|>"  # SGLang's, where dflash_config has no mask_token
 

@@ -6,8 +6,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from dflash_sglang.drafter.checkpoint import FULL, SLIDING
+from dflash_sglang.json_values import as_int
 from dflash_sglang.preflight.pair.report import Finding, error, warning
-from dflash_sglang.preflight.pair.rule import Pair, Rule, as_int
+from dflash_sglang.preflight.pair.rule import Pair, Rule
 from dflash_sglang.preflight.pair.verifier import rope_theta
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from dflash_sglang.json_values import as_int
 from dflash_sglang.preflight.pair.architectures import (
     CAPTURING_ARCHITECTURES,
     OWN_HEAD_ARCHITECTURES,
 )
 from dflash_sglang.preflight.pair.head_family import setting
 from dflash_sglang.preflight.pair.report import Finding, error, warning
-from dflash_sglang.preflight.pair.rule import Pair, Rule, as_int
+from dflash_sglang.preflight.pair.rule import Pair, Rule
 from dflash_sglang.preflight.pair.rules_mask import mask_token
 
 _OTHER_DRAFTER = "Use a drafter trained for this verifier."

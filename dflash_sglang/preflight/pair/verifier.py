@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from dflash_sglang.drafter.checkpoint import CheckpointError, TensorInfo, read_headers
+from dflash_sglang.json_values import as_int, read_object
 from dflash_sglang.preflight.pair.architectures import OUTER_TIE_ARCHITECTURES
 from dflash_sglang.preflight.pair.head_family import architectures
 
@@ -56,23 +57,6 @@ UNKNOWN_VERIFIER = VerifierFacts(
 )
 
 
-def read_json(file: Path) -> dict[str, Any]:
-    """Read a JSON object.
-
-    Raises:
-        CheckpointError: missing, unreadable, not JSON, or not an object.
-    """
-    try:
-        value = json.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise CheckpointError(f"{file} does not exist") from None
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as problem:
-        raise CheckpointError(f"{file} cannot be read as JSON: {problem}") from problem
-    if not isinstance(value, dict):
-        raise CheckpointError(f"{file} must hold a JSON object, got {type(value).__name__}")
-    return value
-
-
 def text_section(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """The language model's part of a configuration; the configuration itself for a text model."""
     sections = (config.get(key) for key in _TEXT_SECTIONS)
@@ -94,18 +78,18 @@ def read_facts(
     """
     text = text_section(config)
     ordinary, added = _tokens(folder)
-    loops = _integer(text, "num_loops") or 1
-    layers = _integer(text, "num_hidden_layers")
+    loops = as_int(text.get("num_loops")) or 1
+    layers = as_int(text.get("num_hidden_layers"))
     dtype = text.get(
         "dtype", text.get("torch_dtype", config.get("dtype", config.get("torch_dtype")))
     )
     return VerifierFacts(
         architectures=architectures(config),
         num_layers=None if layers is None else layers * loops,
-        num_mtp_layers=next((n for key in _LAST_MTP_KEYS if (n := _integer(text, key))), 0),
-        hidden_size=_integer(text, "hidden_size"),
-        vocab_size=_integer(text, "vocab_size"),
-        max_position_embeddings=_integer(text, "max_position_embeddings"),
+        num_mtp_layers=next((n for key in _LAST_MTP_KEYS if (n := as_int(text.get(key)))), 0),
+        hidden_size=as_int(text.get("hidden_size")),
+        vocab_size=as_int(text.get("vocab_size")),
+        max_position_embeddings=as_int(text.get("max_position_embeddings")),
         rope_theta=rope_theta(text),
         tied=_tied(config, text),
         dtype=dtype if isinstance(dtype, str) else None,
@@ -133,7 +117,7 @@ def weight_headers(folder: Path) -> dict[str, TensorInfo] | None:
     """
     index = folder / "model.safetensors.index.json"
     if index.is_file():
-        weight_map = read_json(index).get("weight_map")
+        weight_map = read_object(index, CheckpointError).get("weight_map")
         if not isinstance(weight_map, dict):
             raise CheckpointError(f"{index} has no weight_map")
         shards = {str(shard) for shard in weight_map.values()}
@@ -150,11 +134,6 @@ def weight_headers(folder: Path) -> dict[str, TensorInfo] | None:
     return read_headers(folder) if any(folder.glob("*.safetensors")) else None
 
 
-def _integer(section: Mapping[str, Any], key: str) -> int | None:
-    value = section.get(key)
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
-
-
 def _tied(config: Mapping[str, Any], text: Mapping[str, Any]) -> bool:
     outer = config.get("tie_word_embeddings")
     if OUTER_TIE_ARCHITECTURES.intersection(architectures(config)):
@@ -164,7 +143,9 @@ def _tied(config: Mapping[str, Any], text: Mapping[str, Any]) -> bool:
 
 def _stop_ids(folder: Path, config: Mapping[str, Any], text: Mapping[str, Any]) -> frozenset[int]:
     generation = folder / "generation_config.json"
-    sources = [config, text] + ([read_json(generation)] if generation.is_file() else [])
+    sources = [config, text] + (
+        [read_object(generation, CheckpointError)] if generation.is_file() else []
+    )
     ids: set[int] = set()
     for source in sources:
         value = source.get("eos_token_id")
@@ -176,7 +157,7 @@ def _tokens(folder: Path) -> tuple[dict[int, str] | None, dict[int, str]]:
     file = folder / "tokenizer.json"
     if not file.is_file():
         return None, {}
-    content = read_json(file)
+    content = read_object(file, CheckpointError)
     listed, model = content.get("added_tokens") or [], content.get("model")
     if not isinstance(listed, list) or not isinstance(model, dict):
         raise CheckpointError(f"{file} is not a tokenizer of the tokenizers library")
@@ -198,5 +179,7 @@ def _chat_template(folder: Path) -> str:
     if template.is_file():
         return template.read_text(encoding="utf-8", errors="replace")
     settings = folder / "tokenizer_config.json"
-    value = read_json(settings).get("chat_template") if settings.is_file() else None
+    value = (
+        read_object(settings, CheckpointError).get("chat_template") if settings.is_file() else None
+    )
     return value if isinstance(value, str) else json.dumps(value or "")
