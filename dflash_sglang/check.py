@@ -1,8 +1,8 @@
 """`python -m dflash_sglang.check`: will our worker serve here, and does this pair fit?
 
 Answers without starting a server. SGLang is not imported (its sources are parsed) and no weight is
-read; torch is imported only where the machine may have an accelerator. docs/check.md describes the
-JSON.
+read; torch is imported only where the machine may have an accelerator. With --against it compares
+what this package relies on with another SGLang. docs/check.md describes the JSON.
 """
 
 from __future__ import annotations
@@ -19,15 +19,12 @@ from pathlib import Path
 from typing import Any
 
 import dflash_sglang
-from dflash_sglang.config import WORKER_VARIABLE, WorkerChoice, read_config
-from dflash_sglang.errors import ConfigError
+from dflash_sglang.errors import ConfigError, ContractError
 from dflash_sglang.preflight.pair import PairReport, ServedBy, check_pair
-from dflash_sglang.preflight.sglang_names import (
-    SGLANG_VERSION,
-    installed_version,
-    relied_on,
-    verify_contract,
-)
+from dflash_sglang.preflight.serving import serving_worker
+from dflash_sglang.preflight.sglang_names import check_installed, relied_on
+from dflash_sglang.preflight.source import Mismatch, Source
+from dflash_sglang.preflight.version import SGLANG_VERSION, installed_version
 
 SCHEMA = 1
 _PLUGIN_GROUP, _PLUGIN = "sglang.srt.plugins", "dflash"
@@ -40,11 +37,16 @@ _DEVICES = ("nvidia*", "dxg", "kfd", "dri", "davinci*", "mthreads*")
 
 @dataclass(frozen=True)
 class Contract:
-    """Whether the installed SGLang offers what we rely on."""
+    """Whether an SGLang offers what we rely on."""
 
     ok: bool
     checked: int  # names looked up
     mismatches: tuple[str, ...]
+
+    @staticmethod
+    def of(checked: int, mismatches: Sequence[Mismatch]) -> Contract:
+        """The outcome of looking names up."""
+        return Contract(not mismatches, checked, tuple(str(found) for found in mismatches))
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Everything the command says."""
+    """Everything that the command reports."""
 
     sglang: str | None  # installed version
     contract: Contract
@@ -68,7 +70,7 @@ class Verdict:
 
     @property
     def ok(self) -> bool:
-        """Whether DFLASH can be served as asked; the exit code."""
+        """Whether DFLASH can be served so; the exit code."""
         return self.worker.name is not None and (self.pair is None or self.pair.ok)
 
     def as_dict(self) -> dict[str, Any]:
@@ -95,7 +97,8 @@ def examine(environment: Mapping[str, str], pair: PairReport | None) -> Verdict:
         pair: outcome of the pair check.
     """
     found_platform = _platform(environment)
-    contract = _contract(with_cpu=found_platform.name == _CPU)
+    names = relied_on(with_cpu=found_platform.name == _CPU)
+    contract = Contract.of(len(names), check_installed(names))
     plugin = _plugin(environment, contract)
     return Verdict(
         sglang=installed_version(),
@@ -105,12 +108,6 @@ def examine(environment: Mapping[str, str], pair: PairReport | None) -> Verdict:
         worker=_worker(environment, plugin, found_platform, pair),
         pair=pair,
     )
-
-
-def _contract(*, with_cpu: bool) -> Contract:
-    names = relied_on(with_cpu=with_cpu)
-    mismatches = tuple(str(mismatch) for mismatch in verify_contract(names))
-    return Contract(ok=not mismatches, checked=len(names), mismatches=mismatches)
 
 
 def _platform(environment: Mapping[str, str]) -> Answer:
@@ -157,24 +154,29 @@ def _worker(
         if found.name == _CPU:
             return Answer(None, f"DFLASH needs this package on a CPU: {plugin.reason}")
         return Answer(ServedBy.SGLANG, plugin.reason)
-    if read_config(environment).worker is WorkerChoice.BUILTIN:
-        return Answer(ServedBy.SGLANG, f"{WORKER_VARIABLE}={WorkerChoice.BUILTIN.value}")
-    if pair is None or pair.head_family is None:
-        return Answer(
-            ServedBy.OURS, "for plain DFlash heads; other heads go to SGLang's own worker"
-        )
-    if pair.head_family.served_by is ServedBy.UNSUPPORTED:
-        return Answer(None, f"the drafter is a {pair.head_family.value} head")
-    return Answer(pair.head_family.served_by, f"the drafter is a {pair.head_family.value} head")
+    serving = serving_worker(None if pair is None else pair.head_family, environment)
+    name = None if serving.worker is ServedBy.UNSUPPORTED else serving.worker
+    return Answer(name, serving.reason)
+
+
+def compare(folder: Path) -> Contract:
+    """Compare everything that this package relies on with an SGLang that is not installed.
+
+    Args:
+        folder: holds `sglang/`, as an unpacked wheel does.
+
+    Raises:
+        ContractError: it does not.
+    """
+    names = relied_on(with_cpu=True)
+    return Contract.of(len(names), Source(folder).mismatches(names))
 
 
 def render(verdict: Verdict) -> str:
     """The verdict as text."""
-    contract = verdict.contract
     lines = [
         f"sglang     {verdict.sglang or 'not installed'} (made for {SGLANG_VERSION})",
-        f"contract   {'holds' if contract.ok else 'broken'}, {contract.checked} names checked",
-        *(f"           {mismatch}" for mismatch in contract.mismatches),
+        *_render_contract(verdict.contract),
         f"plugin     {verdict.plugin.name or 'inactive'}: {verdict.plugin.reason}",
         f"platform   {verdict.platform.name or 'none'}: {verdict.platform.reason}",
         f"worker     {verdict.worker.name or 'none'}: {verdict.worker.reason}",
@@ -182,6 +184,13 @@ def render(verdict: Verdict) -> str:
     if verdict.pair is not None:
         lines += _render_pair(verdict.pair)
     return "\n".join([*lines, "", "OK" if verdict.ok else "NOT OK"])
+
+
+def _render_contract(contract: Contract) -> list[str]:
+    return [
+        f"contract   {'holds' if contract.ok else 'broken'}, {contract.checked} names checked",
+        *(f"           {mismatch}" for mismatch in contract.mismatches),
+    ]
 
 
 def _render_pair(pair: PairReport) -> list[str]:
@@ -205,6 +214,13 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         "--speculative-dflash-block-size", type=int, help="default: the trained one"
     )
     parser.add_argument("--tp-size", type=int, default=1)
+    parser.add_argument(
+        "--against",
+        type=Path,
+        metavar="FOLDER",
+        help="only compare what this package relies on with the SGLang unpacked in FOLDER, which "
+        "holds sglang/ (unzip a wheel there)",
+    )
     parser.add_argument("--json", action="store_true", help="print the verdict as JSON")
     arguments = parser.parse_args(argv)
     if (arguments.model_path is None) != (arguments.speculative_draft_model_path is None):
@@ -216,9 +232,30 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command.
 
     Returns:
-        0 when DFLASH can be served as asked, else 1.
+        0 when DFLASH can be served so, or the other SGLang has every name; else 1.
     """
     arguments = _arguments(argv)
+    try:
+        if arguments.against is not None:
+            return _main_against(arguments.against, as_json=arguments.json)
+        return _main(arguments)
+    except (ConfigError, ContractError) as problem:
+        print(problem, file=sys.stderr)
+        return 1
+
+
+def _main_against(folder: Path, *, as_json: bool) -> int:
+    contract = compare(folder)
+    if as_json:
+        found = {"schema": SCHEMA, "against": str(folder), "contract": asdict(contract)}
+        print(json.dumps(found, indent=2))
+    else:
+        lines = [f"sglang     {folder} (made for {SGLANG_VERSION})", *_render_contract(contract)]
+        print("\n".join([*lines, "", "OK" if contract.ok else "NOT OK"]))
+    return 0 if contract.ok else 1
+
+
+def _main(arguments: argparse.Namespace) -> int:
     pair = None
     if arguments.model_path is not None:
         pair = check_pair(
@@ -227,11 +264,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             arguments.speculative_dflash_block_size,
             tp_size=arguments.tp_size,
         )
-    try:
-        verdict = examine(os.environ, pair)
-    except ConfigError as problem:
-        print(problem, file=sys.stderr)
-        return 1
+    verdict = examine(os.environ, pair)
     print(json.dumps(verdict.as_dict(), indent=2) if arguments.json else render(verdict))
     return 0 if verdict.ok else 1
 

@@ -6,99 +6,159 @@ else is one JSON file, given with SGLang's --speculative-adaptive-config.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, fields
-from enum import Enum
+from dataclasses import dataclass, fields
+from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 from dflash_sglang.core.width import WidthSettings
 from dflash_sglang.errors import ConfigError
+from dflash_sglang.json_values import as_int, read_object
 
-# How our worker announces itself in the server's log; scripts tell it from SGLang's own by this.
+# The line with which our worker starts in the server's log; scripts recognise it by this.
 READY = "DFLASH worker of dflash_sglang ready"
 WORKER_VARIABLE = "DFLASH_SGLANG_WORKER"
 SETTINGS_FLAG = "--speculative-adaptive-config"
 MAX_TOP_K = 32  # of the op that finds them
 
 
-class WorkerChoice(Enum):
+class WorkerChoice(StrEnum):
     """Which worker serves `--speculative-algorithm DFLASH`."""
 
     DFLASH = "dflash"
     BUILTIN = "builtin"
 
 
-@dataclass(frozen=True)
-class Config:
-    """Effective settings."""
+class WidthChoice(StrEnum):
+    """How the verify width of a step is chosen."""
 
-    worker: WorkerChoice
-
-
-def read_config(environ: Mapping[str, str]) -> Config:
-    """Read the settings.
-
-    Args:
-        environ: usually `os.environ`.
-
-    Raises:
-        ConfigError: a variable has a value that it does not take.
-    """
-    value = environ.get(WORKER_VARIABLE, WorkerChoice.DFLASH.value)
-    choices = {choice.value: choice for choice in WorkerChoice}
-    if value not in choices:
-        raise ConfigError(
-            f"{WORKER_VARIABLE} is {value!r}. Set it to one of {', '.join(choices)}, or unset it."
-        )
-    return Config(worker=choices[value])
+    ADAPTIVE = "adaptive"  # by measured cost and acceptance
+    FIXED = "fixed"  # always the widest allowed
 
 
-class WidthChoice(Enum):
-    """Who chooses the verify width."""
-
-    ADAPTIVE = "adaptive"  # measured cost and acceptance
-    FIXED = "fixed"  # nobody: the widest allowed, always
-
-
-class OpsChoice(Enum):
+class OpsChoice(StrEnum):
     """Which form of our device ops runs on CUDA."""
 
     TRITON = "triton"  # after a self-test at start
     REFERENCE = "reference"  # torch only
 
 
-class Rollback(Enum):
-    """How the recurrent layers of a hybrid verifier forget rejected tokens."""
+class Rollback(StrEnum):
+    """How the recurrent layers of a hybrid verifier undo rejected tokens."""
 
     AUTO = "auto"  # replay on a CPU, snapshot on a GPU
     REPLAY = "replay"  # what each token changes is recorded, and replayed as far as accepted
     SNAPSHOT = "snapshot"  # the state after each token is kept
 
 
-_WIDTH = WidthSettings()
+def read_worker_choice(environment: Mapping[str, str]) -> WorkerChoice:
+    """Read DFLASH_SGLANG_WORKER.
+
+    Args:
+        environment: usually `os.environ`.
+
+    Raises:
+        ConfigError: the variable has a value that it does not take.
+    """
+    value = environment.get(WORKER_VARIABLE, WorkerChoice.DFLASH)
+    if value not in list(WorkerChoice):
+        raise ConfigError(
+            f"{WORKER_VARIABLE} is {value!r}. Set it to one of {', '.join(WorkerChoice)}, or "
+            "unset it."
+        )
+    return WorkerChoice(value)
+
+
+class _Values(NamedTuple):
+    """What a key of the settings file takes."""
+
+    wanted: str  # for the error: "Give ..."
+    fits: Callable[[object], bool]
+
+
+def _choice(options: type[StrEnum]) -> _Values:
+    listed = ", ".join(repr(option.value) for option in options)
+    return _Values(f"one of {listed}", lambda value: value in list(options))
+
+
+def _integer(wanted: str, low: int, high: int) -> _Values:
+    return _Values(wanted, lambda value: _is_int(value, low, high))
+
+
+def _number(wanted: str, high: float, *, zero: bool = False) -> _Values:
+    """Above 0, or from 0 on, and at most `high`."""
+
+    def fits(value: object) -> bool:
+        if not isinstance(value, int | float) or isinstance(value, bool):
+            return False
+        return 0 < value <= high or (zero and value == 0)
+
+    return _Values(wanted, fits)
+
+
+def _is_int(value: object, low: int, high: int) -> bool:
+    number = as_int(value)
+    return number is not None and low <= number <= high
+
+
+# Every key of the settings file and what it takes. A key of the width is a field of WidthSettings,
+# any other a field of Settings; both are where its default stands.
+_KEYS: dict[str, _Values] = {
+    "width": _choice(WidthChoice),
+    "widths": _Values(
+        "a list of integers from 1 on",
+        lambda value: (
+            isinstance(value, list | tuple)
+            and len(value) > 0
+            and all(_is_int(width, 1, 1024) for width in value)
+        ),
+    ),
+    "min_width": _integer("an integer from 1 on", 1, 1024),
+    "max_width": _Values(
+        "an integer from 1 on, or null for the block size",
+        lambda value: value is None or _is_int(value, 1, 1024),
+    ),
+    "half_life": _number("a number of steps above 0", 1e9),
+    "hysteresis": _number("0 or a share", 1, zero=True),
+    "explore_share": _number("a share above 0", 0.5),
+    "confident_batch": _integer("an integer from 0 on", 0, 1024),
+    "draft_temperature": _number("a number above 0 and at most 10", 10),
+    "draft_top_k": _integer(f"an integer from 1 to {MAX_TOP_K}", 1, MAX_TOP_K),
+    "ops": _choice(OpsChoice),
+    "rollback": _choice(Rollback),
+}
 
 
 @dataclass(frozen=True)
-class Settings:
+class Settings(WidthSettings):
     """What the settings file may hold; the defaults are what a server without one uses.
 
-    The meaning of the width's limits and knobs is that of `core.width.WidthSettings`.
+    The inherited fields are the limits and knobs of the verify width.
+
+    Raises:
+        ConfigError: a field has an impossible value.
     """
 
-    width: str = WidthChoice.ADAPTIVE.value
-    widths: tuple[int, ...] = _WIDTH.widths
-    min_width: int = _WIDTH.min_width
-    max_width: int | None = _WIDTH.max_width  # None: the block size
-    half_life: float = _WIDTH.half_life
-    hysteresis: float = _WIDTH.hysteresis
-    explore_share: float = _WIDTH.explore_share
-    confident_batch: int = _WIDTH.confident_batch
+    width: WidthChoice = WidthChoice.ADAPTIVE
     draft_temperature: float = 0.3  # of sampled drafts, above 0; measured in docs/exactness.md
     draft_top_k: int = 16  # tokens a sampled draft is drawn from, 1 .. MAX_TOP_K
-    ops: str = OpsChoice.TRITON.value  # on CUDA; elsewhere it is always the reference
-    rollback: str = Rollback.AUTO.value  # of recurrent layers; bytes in docs/recurrent-state.md
+    ops: OpsChoice = OpsChoice.TRITON  # on CUDA; elsewhere it is always the reference
+    rollback: Rollback = Rollback.AUTO  # of recurrent layers; bytes in docs/recurrent-state.md
+
+    def __post_init__(self) -> None:
+        for key, values in _KEYS.items():
+            given = getattr(self, key)
+            if not values.fits(given):
+                raise ConfigError(f"{key} is {given!r}. Give {values.wanted}.")
+        # As they are declared: JSON has lists and strings.
+        for key, kind in {
+            "widths": tuple,
+            "width": WidthChoice,
+            "ops": OpsChoice,
+            "rollback": Rollback,
+        }.items():
+            object.__setattr__(self, key, kind(getattr(self, key)))
 
     def width_settings(self, block_size: int) -> WidthSettings:
         """The width's part; a fixed width is a ladder of one.
@@ -106,22 +166,17 @@ class Settings:
         Raises:
             ConfigError: the limits contradict each other or the block size.
         """
+        chosen = {field.name: getattr(self, field.name) for field in fields(WidthSettings)}
         widest = block_size if self.max_width is None else self.max_width
-        fixed = self.width == WidthChoice.FIXED.value
-        chosen = WidthSettings(
-            widths=self.widths,
-            min_width=widest if fixed else self.min_width,
-            max_width=widest,
-            half_life=self.half_life,
-            hysteresis=self.hysteresis,
-            explore_share=self.explore_share,
-            confident_batch=self.confident_batch,
-        )
-        chosen.ladder(block_size)
-        return chosen
+        chosen["max_width"] = widest
+        if self.width is WidthChoice.FIXED:
+            chosen["min_width"] = widest
+        settings = WidthSettings(**chosen)
+        settings.ladder(block_size)
+        return settings
 
     def __str__(self) -> str:
-        return ", ".join(f"{name}={value}" for name, value in asdict(self).items())
+        return ", ".join(f"{key}={getattr(self, key)}" for key in _KEYS)
 
 
 def read_settings(path: str | None) -> Settings:
@@ -135,77 +190,19 @@ def read_settings(path: str | None) -> Settings:
     """
     if path is None:
         return Settings()
-    given = _read_object(path)
-    known = [field.name for field in fields(Settings)]
-    unknown = sorted(set(given) - set(known))
+    try:
+        given = read_object(Path(path), ConfigError)
+    except ConfigError as problem:
+        raise ConfigError(
+            f"{SETTINGS_FLAG} cannot be read: {problem}. Give a file with a JSON object."
+        ) from None
+    unknown = sorted(set(given) - set(_KEYS))
     if unknown:
         raise ConfigError(
             f"{SETTINGS_FLAG} {path} has the unknown key {unknown[0]!r}. Known keys: "
-            f"{', '.join(known)}."
+            f"{', '.join(_KEYS)}."
         )
-    for key, (wanted, fits) in _VALUES.items():
-        if key in given and not fits(given[key]):
-            raise ConfigError(f"{SETTINGS_FLAG} {path}: {key} is {given[key]!r}. Give {wanted}.")
-    if "widths" in given:
-        given["widths"] = tuple(given["widths"])
-    return Settings(**given)
-
-
-def _read_object(path: str) -> dict[str, Any]:
     try:
-        content = json.loads(Path(path).read_text())
-    except (OSError, ValueError) as problem:
-        raise ConfigError(
-            f"{SETTINGS_FLAG} {path} cannot be read: {problem}. Give a file with a JSON object."
-        ) from None
-    if not isinstance(content, dict):
-        raise ConfigError(f"{SETTINGS_FLAG} {path} is not a JSON object. Give an object.")
-    return content
-
-
-def _is_int(value: object, low: int, high: int) -> bool:
-    return type(value) is int and low <= value <= high
-
-
-def _is_number(value: object, low: float, high: float) -> bool:
-    """Above `low` and at most `high`."""
-    return type(value) in (int, float) and low < value <= high  # type: ignore[operator]
-
-
-def _is_widths(value: object) -> bool:
-    return isinstance(value, list) and value != [] and all(_is_int(w, 1, 1024) for w in value)
-
-
-# What each key of the settings file takes.
-_VALUES: dict[str, tuple[str, Callable[[object], bool]]] = {
-    "width": (
-        "one of " + ", ".join(repr(choice.value) for choice in WidthChoice),
-        lambda value: value in [choice.value for choice in WidthChoice],
-    ),
-    "ops": (
-        "one of " + ", ".join(repr(choice.value) for choice in OpsChoice),
-        lambda value: value in [choice.value for choice in OpsChoice],
-    ),
-    "rollback": (
-        "one of " + ", ".join(repr(choice.value) for choice in Rollback),
-        lambda value: value in [choice.value for choice in Rollback],
-    ),
-    "widths": ("a list of integers from 1 on", _is_widths),
-    "min_width": ("an integer from 1 on", lambda value: _is_int(value, 1, 1024)),
-    "max_width": (
-        "an integer from 1 on, or null for the block size",
-        lambda value: value is None or _is_int(value, 1, 1024),
-    ),
-    "half_life": ("a number of steps above 0", lambda value: _is_number(value, 0, 1e9)),
-    "hysteresis": ("0 or a share", lambda value: value == 0 or _is_number(value, 0, 1)),
-    "explore_share": ("a share above 0", lambda value: _is_number(value, 0, 0.5)),
-    "confident_batch": ("an integer from 0 on", lambda value: _is_int(value, 0, 1024)),
-    "draft_temperature": (
-        "a number above 0 and at most 10",
-        lambda value: _is_number(value, 0, 10),
-    ),
-    "draft_top_k": (
-        f"an integer from 1 to {MAX_TOP_K}",
-        lambda value: _is_int(value, 1, MAX_TOP_K),
-    ),
-}
+        return Settings(**given)
+    except ConfigError as problem:
+        raise ConfigError(f"{SETTINGS_FLAG} {path}: {problem}") from None

@@ -5,17 +5,15 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sglang.srt.arg_groups.model_override_base import resolving_view
 from sglang.srt.plugins.hook_registry import HookRegistry, HookSource, HookType
 
-from dflash_sglang.config import WORKER_VARIABLE, WorkerChoice, read_config
 from dflash_sglang.errors import ContractError
-from dflash_sglang.preflight.pair import PairReport, ServedBy
-from dflash_sglang.preflight.rollback import REQUEST_POOL, admit_replay
-from dflash_sglang.preflight.server_flags import pair_report, refuse_unsupported_flags
-from dflash_sglang.step.finish import finish_token_by_token
+from dflash_sglang.preflight.rollback import allow_replay
+from dflash_sglang.preflight.server_flags import refuse_unsupported_flags
+from dflash_sglang.preflight.serving import pair_report, serving_worker
 
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import Req
@@ -25,89 +23,59 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _SOURCE = HookSource(plugin_name="dflash", dist_name="dflash_sglang")
-CREATE_WORKER = "sglang.srt.speculative.spec_info.SpeculativeAlgorithm.create_worker"
-VALIDATE_REQUEST = "sglang.srt.speculative.dflash_utils.validate_dflash_request"
-FINISH = "sglang.srt.managers.schedule_batch.Req.update_finish_state"
-SEEDED_SAMPLER = "sglang.srt.layers.sampler.top_k_top_p_min_p_sampling_from_probs_torch"
-INTERNAL_STATE = (
-    "sglang.srt.managers.scheduler_components.internal_state"
-    ".SchedulerInternalStateController._add_speculative"
-)
-HEADROOM = "sglang.srt.mem_cache.allocation_sizing.get_req_to_token_extra_context_len"
+_SRT = "sglang.srt"
 
 
-def install() -> None:
-    """Register the hook that every process carries; SGLang applies it after all plugins ran."""
-    HookRegistry.register(CREATE_WORKER, create_worker, HookType.AROUND, source=_SOURCE)
+class Hook(NamedTuple):
+    """One hook on one SGLang function."""
+
+    target: str  # dotted path
+    kind: HookType
+    function: Callable[..., Any]
+    why: str
 
 
 def create_worker(
     original: Callable[..., Any], algorithm: SpeculativeAlgorithm, server_args: ServerArgs
 ) -> Any:
-    """AROUND hook on `SpeculativeAlgorithm.create_worker`, which the scheduler calls once.
+    """Return our worker class where it serves, else what SGLang returns.
 
-    Returns:
-        Our worker class for DFLASH with a plain DFlash head; otherwise what SGLang answers.
+    The scheduler calls it once, when SGLang has fetched both checkpoints.
 
     Raises:
         PairError: the draft checkpoint does not fit the verifier.
-        UnsupportedFlagError: a flag that our worker does not serve.
+        UnsupportedFlagError: a flag that the worker which serves does not serve.
+        ConfigError: the settings file or DFLASH_SGLANG_WORKER.
     """
     if not algorithm.is_dflash():
         return original(algorithm, server_args)
     server_flags = resolving_view(server_args)
     report = pair_report(server_flags)
     report.raise_if_bad()
-    reason = _reason_for_builtin(report)
-    if reason is not None:
-        logger.warning("DFLASH is served by SGLang's own worker: %s.", reason)
-        return original(algorithm, server_args)
+    # SGLang loads a checkpoint that cannot be read here, so an assumed head is taken as it is.
+    serving = serving_worker(report.head_family, os.environ)
     # The launcher has checked this already, unless it could not read a checkpoint from the hub.
-    refuse_unsupported_flags(server_flags)
-    _install_worker_hooks()
+    refuse_unsupported_flags(server_flags, serving)
+    if not serving.ours:
+        logger.warning("DFLASH is served by SGLang's own worker: %s.", serving.reason)
+        return original(algorithm, server_args)
+    apply(WORKER_HOOKS)
     from dflash_sglang.step.worker import DFlashWorker
 
     return DFlashWorker
 
 
-def _reason_for_builtin(report: PairReport) -> str | None:
-    if read_config(os.environ).worker is WorkerChoice.BUILTIN:
-        return f"{WORKER_VARIABLE} is {WorkerChoice.BUILTIN.value}"
-    # Without a family the checkpoint could not be read here; SGLang has loaded it all the same.
-    if report.head_family is not None and report.head_family.served_by is not ServedBy.OURS:
-        family = report.head_family.value
-        return f"the draft checkpoint is a {family} head, ours serves plain DFlash heads"
-    return None
-
-
-def _install_worker_hooks() -> None:
-    """Hooks that only our worker needs, set in the scheduler process before pools are sized."""
-    HookRegistry.register(HEADROOM, _headroom, HookType.AFTER, source=_SOURCE)
-    HookRegistry.register(VALIDATE_REQUEST, _validate_request, HookType.AROUND, source=_SOURCE)
-    HookRegistry.register(FINISH, finish_token_by_token, HookType.AROUND, source=_SOURCE)
-    HookRegistry.register(SEEDED_SAMPLER, _draw_alone, HookType.AROUND, source=_SOURCE)
-    HookRegistry.register(INTERNAL_STATE, _add_own_state, HookType.AROUND, source=_SOURCE)
-    HookRegistry.register(REQUEST_POOL, admit_replay, HookType.AROUND, source=_SOURCE)
-    HookRegistry.apply_hooks()
-    # apply_hooks only logs a hook that it could not set.
-    wanted = {HEADROOM, VALIDATE_REQUEST, FINISH, SEEDED_SAMPLER, INTERNAL_STATE, REQUEST_POOL}
-    missing = wanted - HookRegistry._patched
-    if missing:
-        raise ContractError(
-            f"SGLang did not accept the hooks on {', '.join(sorted(missing))}; see the log above. "
-            "Run python -m dflash_sglang.check."
-        )
-
-
-def _headroom(result: int) -> int:
+def headroom(result: int) -> int:
+    """Add what a request's row needs past the context to what SGLang adds."""
     from dflash_sglang.step.state import req_to_token_headroom
 
     return req_to_token_headroom(result)
 
 
-def _validate_request(
+def validate_request(
     original: Callable[..., str | None], req: Req, enable_overlap: bool
 ) -> str | None:
+    """Return why a request is refused; SGLang answers it with a 400."""
     from dflash_sglang.step.request_options import disarm, refusal
 
     reason = refusal(req)
@@ -116,13 +84,97 @@ def _validate_request(
     return reason or original(req, enable_overlap)
 
 
-def _draw_alone(original: Callable[..., Any], *args: Any, **options: Any) -> Any:
+def finish(original: Callable[..., None], req: Req, new_accepted_len: int = 1) -> None:
+    """Look for the end of a request token by token."""
+    from dflash_sglang.step.finish import finish_token_by_token
+
+    finish_token_by_token(original, req, new_accepted_len)
+
+
+def draw_seeded(original: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    """Draw the rows of a seeded batch that filter nothing apart from the others."""
     from dflash_sglang.step.seeds import draw_unfiltered_alone
 
     return draw_unfiltered_alone(original, *args, **options)
 
 
-def _add_own_state(original: Callable[..., None], holder: Any, state: dict[str, Any]) -> None:
-    """AROUND hook: what /get_server_info tells of our worker."""
+def add_internal_state(original: Callable[..., None], holder: Any, state: dict[str, Any]) -> None:
+    """Add what /get_server_info returns about our worker."""
     original(holder, state)
     state["dflash"] = holder.scheduler.draft_worker.internal_state()
+
+
+REQUEST_POOL = f"{_SRT}.mem_cache.kv_cache_configurator.KVCacheConfigurator._build_hybrid_req_pool"
+
+# Set in every process.
+PROCESS_HOOKS = (
+    Hook(
+        f"{_SRT}.speculative.spec_info.SpeculativeAlgorithm.create_worker",
+        HookType.AROUND,
+        create_worker,
+        "decides which worker serves DFLASH",
+    ),
+)
+# Set in the scheduler process, before its pools are sized, and only where our worker serves.
+WORKER_HOOKS = (
+    Hook(
+        f"{_SRT}.mem_cache.allocation_sizing.get_req_to_token_extra_context_len",
+        HookType.AFTER,
+        headroom,
+        "two blocks are reserved past the context",
+    ),
+    Hook(
+        f"{_SRT}.speculative.dflash_utils.validate_dflash_request",
+        HookType.AROUND,
+        validate_request,
+        "requests are refused for what our worker does not serve",
+    ),
+    Hook(
+        f"{_SRT}.managers.schedule_batch.Req.update_finish_state",
+        HookType.AROUND,
+        finish,
+        "the first stop among several accepted tokens ends the request",
+    ),
+    Hook(
+        f"{_SRT}.layers.sampler.top_k_top_p_min_p_sampling_from_probs_torch",
+        HookType.AROUND,
+        draw_seeded,
+        "a seeded draw does not depend on the other requests of the batch",
+    ),
+    Hook(
+        f"{_SRT}.managers.scheduler_components.internal_state"
+        ".SchedulerInternalStateController._add_speculative",
+        HookType.AROUND,
+        add_internal_state,
+        "our settings and counters are part of /get_server_info",
+    ),
+    Hook(
+        REQUEST_POOL,
+        HookType.AROUND,
+        allow_replay,
+        "it refuses replay with DFLASH, for SGLang's own worker",
+    ),
+)
+
+
+def install() -> None:
+    """Register the hook of every process; SGLang applies it after all plugins ran."""
+    for hook in PROCESS_HOOKS:
+        HookRegistry.register(hook.target, hook.function, hook.kind, source=_SOURCE)
+
+
+def apply(hooks: tuple[Hook, ...]) -> None:
+    """Register hooks and put them in place.
+
+    Raises:
+        ContractError: SGLang did not set one of them; it only logs that.
+    """
+    for hook in hooks:
+        HookRegistry.register(hook.target, hook.function, hook.kind, source=_SOURCE)
+    HookRegistry.apply_hooks()
+    missing = {hook.target for hook in hooks} - HookRegistry._patched
+    if missing:
+        raise ContractError(
+            f"SGLang did not accept the hooks on {', '.join(sorted(missing))}; see the log above. "
+            "Run python -m dflash_sglang.check."
+        )

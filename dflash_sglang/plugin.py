@@ -5,30 +5,30 @@ from __future__ import annotations
 import logging
 
 from dflash_sglang import cpu
-from dflash_sglang.preflight.sglang_names import SGLANG_VERSION, relied_on, verify_contract
+from dflash_sglang.preflight.version import SGLANG_VERSION, installed_version
 
 logger = logging.getLogger(__name__)
 
 
 def register() -> None:
-    """Check the host and register our hooks, or say why SGLang is left as it is.
+    """Register our hooks with the SGLang that they were made for, or leave another as it is.
 
     SGLang logs and swallows what a plugin raises, so the reason goes to the log here and is
-    repeated by ``python -m dflash_sglang.check``.
+    repeated by ``python -m dflash_sglang.check``, which looks every name up that we rely on. Here
+    the version answers for them: a wheel's content does not change under one version.
     """
-    mismatches = verify_contract(relied_on(with_cpu=cpu.activate() is not None))
-    if mismatches:
+    version = installed_version()
+    if version != SGLANG_VERSION:
         logger.warning(
-            "dflash_sglang is inactive, SGLang's own DFLASH worker serves: %d of the names it "
-            "needs differ from sglang %s, first: %s. Run python -m dflash_sglang.check.",
-            len(mismatches),
+            "dflash_sglang is inactive, SGLang's own DFLASH worker serves: sglang is %s, this "
+            "release is made for %s. Run python -m dflash_sglang.check.",
+            version or "not installed",
             SGLANG_VERSION,
-            mismatches[0],
         )
         return
     from dflash_sglang import hooks
-    from dflash_sglang.preflight import server_flags as flags
+    from dflash_sglang.preflight import server_flags
 
     cpu.register_choices()
-    flags.install()
+    server_flags.install()
     hooks.install()

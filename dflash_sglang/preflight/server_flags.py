@@ -1,13 +1,12 @@
-"""Refusals at start: server flags that DFLASH cannot serve, and pairs that cannot work.
+"""The checks at start, and the resolution steps of SGLang that this package wraps.
 
-They run in the launcher (or in `sglang.Engine`'s constructor) before SGLang resolves the model
-path, through SGLang's own extension point for resolution steps: no process has been started and
-nothing was fetched or loaded. docs/check.md lists every decision with its evidence.
+They run in the launcher (or in `sglang.Engine`'s constructor) through SGLang's own extension point
+for resolution steps. The check comes before SGLang resolves the model path: no process has been
+started and nothing was fetched or loaded. docs/check.md lists every decision with its evidence.
 """
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import sys
@@ -15,38 +14,38 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from dflash_sglang.config import WorkerChoice, read_config, read_settings
+from dflash_sglang.config import read_settings
 from dflash_sglang.errors import DFlashError, UnsupportedFlagError
-from dflash_sglang.preflight.accept_rule_flags import (
-    SPECULATIVE_STEP,
-    admit_block_verification,
-    rule_problems,
+from dflash_sglang.preflight.pair import numbered
+from dflash_sglang.preflight.refused_flags import (
+    WITHOUT_EFFECT,
+    needs_our_block_verification,
+    problems_for_any_worker,
+    problems_for_our_worker,
+    problems_for_sglangs_worker,
 )
-from dflash_sglang.preflight.pair import HeadFamily, PairReport, check_pair, numbered
-from dflash_sglang.preflight.refused_flags import REFUSED, START_STEP, WITHOUT_EFFECT, Flag
-from dflash_sglang.preflight.rollback import (
-    LINEAR_STEP,
-    choose_rollback,
-    rollback_problems,
-    size_record,
+from dflash_sglang.preflight.rollback import choose_rollback, size_record
+from dflash_sglang.preflight.serving import (
+    Serving,
+    block_size,
+    is_dflash,
+    pair_report,
+    serving_with,
+    serving_worker,
 )
 
 logger = logging.getLogger(__name__)
 
-DRAFT_FLAG = "--speculative-draft-model-path"
-BLOCK_FLAG = "--speculative-dflash-block-size"
-WINDOW_FLAG = "--speculative-draft-window-size"
-WIDTH_FLAG = "--speculative-num-draft-tokens"
-
 
 def install() -> None:
-    """Register our resolution steps; call it once, from the plugin, in every process."""
+    """Wrap SGLang's resolution steps; call it once, from the plugin, in every process."""
     from sglang.srt.arg_groups.resolution_hooks import register_resolution_hook
 
-    register_resolution_hook(START_STEP)(check_before)
-    register_resolution_hook(SPECULATIVE_STEP)(admit_block_verification)
-    register_resolution_hook(LINEAR_STEP)(choose_rollback)
-    register_resolution_hook(SPECULATIVE_STEP)(size_record)
+    # The first step that touches models; everything before it only normalises flags.
+    register_resolution_hook("handle_model_source_paths")(check_before)
+    register_resolution_hook("handle_linear_attn_backend")(choose_rollback)
+    register_resolution_hook("handle_speculative_decoding")(allow_block_verification)
+    register_resolution_hook("handle_speculative_decoding")(size_record)
 
 
 def check_before(server_args: Any, previous: Callable[[Any], None]) -> None:
@@ -57,7 +56,7 @@ def check_before(server_args: Any, previous: Callable[[Any], None]) -> None:
         previous: the step this one wraps.
 
     Raises:
-        UnsupportedFlagError, PairError: when SGLang is used as a library.
+        UnsupportedFlagError, PairError, ConfigError: when SGLang is used as a library.
         SystemExit: from SGLang's own command line, with the error as one line.
     """
     from sglang.srt.arg_groups.model_override_base import resolving_view
@@ -71,6 +70,28 @@ def check_before(server_args: Any, previous: Callable[[Any], None]) -> None:
     previous(server_args)
 
 
+def allow_block_verification(server_args: Any, previous: Callable[[Any], None]) -> None:
+    """Resolution step: let block verification through without CUDA where our worker serves.
+
+    SGLang's own workers have it as a CUDA kernel only, so this step refuses other devices. Ours
+    runs on every device; where SGLang's own worker serves, the refusal stands.
+
+    Args:
+        server_args: the `ServerArgs` in resolution.
+        previous: the step this one wraps.
+    """
+    from sglang.srt.arg_groups.model_override_base import resolving_view
+    from sglang.srt.arg_groups.overrides import declare_resolution
+
+    flags = resolving_view(server_args)
+    hidden = needs_our_block_verification(flags) and serving_with(flags, os.environ).ours
+    if hidden:
+        declare_resolution(server_args, __name__, speculative_use_block_verification=False)
+    previous(server_args)
+    if hidden:
+        declare_resolution(server_args, __name__, speculative_use_block_verification=True)
+
+
 def check_start(flags: Any, environment: Mapping[str, str]) -> None:
     """Refuse flags and pairs that DFLASH cannot serve; do nothing for other algorithms.
 
@@ -81,119 +102,53 @@ def check_start(flags: Any, environment: Mapping[str, str]) -> None:
     Raises:
         UnsupportedFlagError: a flag or a combination of flags.
         PairError: a drafter that does not fit the verifier.
-        ConfigError: the settings file.
+        ConfigError: the settings file or DFLASH_SGLANG_WORKER.
     """
-    if (flags.speculative_algorithm or "").upper() != "DFLASH":
+    if not is_dflash(flags):
         return
-    refuse_unsupported_flags(flags, our_worker=False)
+    _refuse(list(problems_for_any_worker(flags)))
     report = pair_report(flags)
     for finding in report.warnings:
         logger.warning("DFLASH pair: %s", finding)
     report.raise_if_bad()
-    ours = (
-        report.head_family is HeadFamily.PLAIN
-        and read_config(environment).worker is WorkerChoice.DFLASH
-    )
-    if ours:
-        refuse_unsupported_flags(flags)
-        settings, size = read_settings(flags.speculative_adaptive_config), block_size(flags)
+    serving = serving_worker(report.head_family, environment)
+    if serving.ours and not serving.assumed:
+        refuse_unsupported_flags(flags, serving)
+        size = block_size(flags)
         if size is not None:  # else the checkpoint's, which the worker compares
-            settings.width_settings(size)
+            read_settings(flags.speculative_adaptive_config).width_settings(size)
     for flag in WITHOUT_EFFECT:
-        value = _value(flags, flag)
-        if value != flag.neutral:
-            logger.warning("%s (given: %s) has no effect with DFLASH.", flag.flag, value)
+        if flag.is_set(flags):
+            logger.warning(
+                "%s (given: %s) has no effect with DFLASH.", flag.flag, flag.value(flags)
+            )
 
 
-def refuse_unsupported_flags(flags: Any, *, our_worker: bool = True) -> None:
-    """Refuse flags that DFLASH does not serve.
+def refuse_unsupported_flags(flags: Any, serving: Serving) -> None:
+    """Refuse flags that the worker which serves DFLASH does not serve.
 
     Args:
         flags: a view with SGLang's flags as attributes.
-        our_worker: also refuse what SGLang's own DFLASH worker would serve and ours does not.
+        serving: which worker that is.
 
     Raises:
         UnsupportedFlagError: with every refused flag in one line.
+        ConfigError: the settings file.
     """
-    problems = [*_missing_draft(flags), *_block_problems(flags)]
-    problems += [
-        f"{flag.flag} (given: {_value(flags, flag)}): {flag.why}. {flag.instead}"
-        for flag in REFUSED
-        if (our_worker or flag.any_worker) and _value(flags, flag) != flag.neutral
-    ]
-    if our_worker:
-        problems += rule_problems(flags)
-        problems += rollback_problems(flags, read_settings(flags.speculative_adaptive_config))
+    problems = list(problems_for_any_worker(flags))
+    if serving.ours:
+        settings = read_settings(flags.speculative_adaptive_config)
+        problems += problems_for_our_worker(flags, settings)
+    else:
+        problems += problems_for_sglangs_worker(flags)
+    _refuse(problems)
+
+
+def _refuse(problems: list[str]) -> None:
     if problems:
         raise UnsupportedFlagError(
             f"--speculative-algorithm DFLASH cannot start: {numbered(problems)}"
         )
-
-
-def pair_report(flags: Any) -> PairReport:
-    """Check the pair that the flags name."""
-    return check_pair(
-        flags.model_path,
-        flags.speculative_draft_model_path,
-        block_size(flags),
-        tp_size=flags.tp_size,
-        with_weights=flags.load_format != "dummy",
-        revision=flags.revision,
-        draft_revision=flags.speculative_draft_model_revision,
-        overrides=_overrides(flags),
-    )
-
-
-def block_size(flags: Any) -> int | None:
-    """The block size the flags ask for, None for the trained one."""
-    size: int | None = flags.speculative_dflash_block_size
-    width: int | None = flags.speculative_num_draft_tokens
-    return width if size is None else size
-
-
-def _overrides(flags: Any) -> dict[str, Any]:
-    text = flags.json_model_override_args or "{}"
-    try:
-        overrides = json.loads(text)
-    except json.JSONDecodeError as problem:
-        raise UnsupportedFlagError(
-            f"--json-model-override-args (given: {text}) is not JSON: {problem}. Give an object."
-        ) from None
-    if not isinstance(overrides, dict):
-        raise UnsupportedFlagError(
-            f"--json-model-override-args (given: {text}) is not a JSON object. Give an object."
-        )
-    return overrides
-
-
-def _missing_draft(flags: Any) -> list[str]:
-    if flags.speculative_draft_model_path:
-        return []
-    return [
-        f"{DRAFT_FLAG} (given: {flags.speculative_draft_model_path!r}) must name a DFlash draft "
-        "checkpoint. Give its folder or hub name."
-    ]
-
-
-def _block_problems(flags: Any) -> list[str]:
-    size, width = flags.speculative_dflash_block_size, flags.speculative_num_draft_tokens
-    problems = []
-    if size is not None and width is not None and size != width:
-        problems.append(
-            f"{BLOCK_FLAG} (given: {size}) and {WIDTH_FLAG} (given: {width}) that differ: both are "
-            f"the block size. Give {BLOCK_FLAG} only."
-        )
-    window, block = flags.speculative_draft_window_size, block_size(flags)
-    if window is not None and block is not None and window < block:
-        problems.append(
-            f"{WINDOW_FLAG} (given: {window}) is below the block size {block}, and a block must "
-            f"see itself. Give {block} or more."
-        )
-    return problems
-
-
-def _value(flags: Any, flag: Flag) -> object:
-    return getattr(flags, flag.field.rpartition(".")[2])
 
 
 def _is_command_line() -> bool:

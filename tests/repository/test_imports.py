@@ -12,7 +12,8 @@ ROOT = Path(__file__).resolve().parents[2]
 # A part may import parts with a lower number, and itself.
 LEVELS = {
     "dflash_kernels": 0,
-    "dflash_sglang.errors": 1,
+    "dflash_sglang.errors": 0,
+    "dflash_sglang.json_values": 1,
     "dflash_sglang.config": 2,
     "dflash_sglang.core": 2,
     "dflash_sglang.drafter": 2,

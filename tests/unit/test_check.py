@@ -15,11 +15,13 @@ import pytest
 
 from dflash_sglang import check, zoo
 from dflash_sglang.preflight.pair import check_pair
-from dflash_sglang.preflight.sglang_names import CPU_NAMES, HOST_NAMES, Mismatch, Name
+from dflash_sglang.preflight.sglang_names import relied_on
+from dflash_sglang.preflight.source import Mismatch, Name
 from tests.support.pair_builder import PairFiles, small_pair
 from tests.support.public_pairs import qwen36_35b_a3b
 
 ROOT = Path(__file__).parents[2]
+SITE = Path(str(importlib.metadata.distribution("sglang").locate_file("")))
 PAIR = [
     "--model-path",
     str(zoo.path("moe").verifier),
@@ -73,7 +75,7 @@ def test_json_of_a_good_pair() -> None:
     assert verdict["schema"] == 1
     assert verdict["sglang"] == {"installed": "0.5.23", "supported": "0.5.23"}
     assert verdict["contract"]["mismatches"] == []
-    assert verdict["contract"]["checked"] >= len(HOST_NAMES)
+    assert verdict["contract"]["checked"] >= len(relied_on(with_cpu=False))
     assert verdict["pair"]["ok"] is True
     assert verdict["pair"]["layout"] == "plain"
     assert verdict["pair"]["findings"] == []
@@ -124,6 +126,35 @@ def test_neither_sglang_nor_transformers_is_imported() -> None:
     assert done.stdout.splitlines()[-1] == "[]"
 
 
+def test_against_another_release(tmp_path: Path) -> None:
+    code, found = _json("--against", str(SITE))
+    assert code == 0
+    assert found["schema"] == 1
+    assert found["contract"]["ok"] is True
+    assert found["contract"]["mismatches"] == []
+    assert found["contract"]["checked"] == len(relied_on(with_cpu=True))
+    other = tmp_path / "sglang"
+    other.mkdir()
+    (other / "__init__.py").touch()
+    code, found = _json("--against", str(tmp_path))
+    assert code == 1
+    assert found["contract"]["ok"] is False
+    # Every mismatch, not only the first: nothing that we rely on is in an empty package.
+    assert len(found["contract"]["mismatches"]) == found["contract"]["checked"]
+    done = _run("--against", str(tmp_path))
+    assert done.returncode == 1
+    assert "module not found; needed for hook" in done.stdout
+    assert done.stdout.endswith("NOT OK\n")
+
+
+def test_against_a_folder_without_sglang(tmp_path: Path) -> None:
+    done = _run("--against", str(tmp_path))
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert "holds no sglang/__init__.py" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 # ---- the reasoning, with the installation stood in for -------------------------------------------
 
 
@@ -133,8 +164,9 @@ class _EntryPoints:
 
 @pytest.fixture
 def installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The plugin's entry point is there, and the machine has no accelerator."""
+    """The plugin's entry point is there, the wheel is the pinned one, and no accelerator is."""
     monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: _EntryPoints)
+    monkeypatch.setattr(check, "check_installed", lambda names: [])
     monkeypatch.setattr(check, "_has_accelerator_device", lambda: False)
 
 
@@ -143,12 +175,12 @@ def test_ours_serves_on_a_bare_machine() -> None:
     verdict = check.examine({}, None)
     assert verdict.ok
     assert (verdict.platform.name, verdict.worker.name) == ("dflash_cpu", "dflash_sglang")
-    assert verdict.contract.checked == len(HOST_NAMES) + len(CPU_NAMES)
+    assert verdict.contract.checked == len(relied_on(with_cpu=True))
 
 
 @pytest.mark.usefixtures("installed")
 @pytest.mark.parametrize(
-    ("environment", "worker", "says"),
+    ("environment", "worker", "reason"),
     [
         ({"DFLASH_SGLANG_WORKER": "builtin"}, "sglang", "DFLASH_SGLANG_WORKER=builtin"),
         ({"SGLANG_PLUGINS": "other"}, None, "SGLANG_PLUGINS=other"),
@@ -159,10 +191,10 @@ def test_ours_serves_on_a_bare_machine() -> None:
     ],
     ids=str,
 )
-def test_switches(environment: dict[str, str], worker: str | None, says: str) -> None:
+def test_switches(environment: dict[str, str], worker: str | None, reason: str) -> None:
     verdict = check.examine(environment, None)
     assert verdict.worker.name == worker
-    assert says in verdict.worker.reason
+    assert reason in verdict.worker.reason
     assert verdict.ok == (worker is not None)
 
 
@@ -172,13 +204,13 @@ def test_an_accelerator_keeps_the_cpu_platform_away(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("dflash_sglang.cpu.activation.find_accelerator", lambda: "cuda")
     verdict = check.examine({}, None)
     assert (verdict.platform.name, verdict.worker.name) == ("cuda", "dflash_sglang")
-    assert verdict.contract.checked == len(HOST_NAMES)
+    assert verdict.contract.checked == len(relied_on(with_cpu=False))
 
 
 @pytest.mark.usefixtures("installed")
 def test_a_broken_contract_leaves_sglang_in_charge(monkeypatch: pytest.MonkeyPatch) -> None:
-    wrong = Mismatch(Name("sglang.srt.gone", None, "the seam"), "module not found")
-    monkeypatch.setattr(check, "verify_contract", lambda names: [wrong])
+    wrong = Mismatch(Name("sglang.srt.gone", "hooks"), "module not found")
+    monkeypatch.setattr(check, "check_installed", lambda names: [wrong])
     verdict = check.examine({}, None)
     assert verdict.worker.name is None  # SGLang alone does not serve DFLASH on a CPU
     assert "module not found" in check.render(verdict)
@@ -294,7 +326,7 @@ BROKEN: dict[str, tuple[Callable[[PairFiles], object], str, str]] = {
 
 
 @pytest.mark.parametrize("variant", BROKEN)
-def test_a_broken_hybrid_pair_is_told_what_is_wrong(tmp_path: Path, variant: str) -> None:
+def test_a_broken_hybrid_pair_is_refused_with_the_reason(tmp_path: Path, variant: str) -> None:
     change, code, given = BROKEN[variant]
     pair = qwen36_35b_a3b()
     change(pair)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dflash_sglang.config import MAX_TOP_K, Settings, read_settings
+from dflash_sglang.config import _KEYS, MAX_TOP_K, Settings, WidthChoice, read_settings
 from dflash_sglang.errors import ConfigError
 
 
@@ -53,8 +53,8 @@ def test_the_log_line_names_every_setting() -> None:
 
 
 def test_a_fixed_width_is_a_ladder_of_one() -> None:
-    assert Settings(width="fixed").width_settings(16).ladder(16) == (16,)
-    assert Settings(width="fixed", max_width=5).width_settings(16).ladder(16) == (5,)
+    assert Settings(width=WidthChoice.FIXED).width_settings(16).ladder(16) == (16,)
+    assert Settings(width=WidthChoice.FIXED, max_width=5).width_settings(16).ladder(16) == (5,)
 
 
 def test_an_adaptive_ladder_ends_at_the_block() -> None:
@@ -68,7 +68,7 @@ def test_limits_beyond_the_block_are_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "told"),
+    ("content", "message"),
     [
         ({"temprature": 1}, "has the unknown key 'temprature'. Known keys: width, widths"),
         ({"width": "narrow"}, "width is 'narrow'. Give one of 'adaptive', 'fixed'"),
@@ -87,10 +87,20 @@ def test_limits_beyond_the_block_are_refused() -> None:
         ("{", "cannot be read"),
     ],
 )
-def test_a_wrong_file_is_refused(content: object, told: str, tmp_path: Path) -> None:
+def test_a_wrong_file_is_refused(content: object, message: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="--speculative-adaptive-config") as refused:
         read_settings(written(tmp_path, content))
-    assert told in str(refused.value)
+    assert message in str(refused.value)
+
+
+def test_a_value_is_refused_wherever_it_comes_from() -> None:
+    with pytest.raises(ConfigError, match=r"draft_top_k is 99\. Give an integer from 1 to 32"):
+        Settings(draft_top_k=99)
+
+
+def test_every_field_has_its_rule() -> None:
+    """Without one a new knob would be taken as it is."""
+    assert set(_KEYS) == {field.name for field in fields(Settings)}
 
 
 def test_a_missing_file_is_refused(tmp_path: Path) -> None:

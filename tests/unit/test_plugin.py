@@ -1,10 +1,12 @@
 """Which worker serves: ours, or SGLang's own with one line that says why."""
 
+import ast
 import logging
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from sglang.srt.arg_groups import resolution_hooks
 from sglang.srt.plugins.hook_registry import HookRegistry
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
@@ -13,7 +15,8 @@ from dflash_sglang.config import WORKER_VARIABLE
 from dflash_sglang.errors import ConfigError, PairError
 from dflash_sglang.preflight.pair import Finding, HeadFamily, PairReport
 from dflash_sglang.preflight.pair.report import error
-from dflash_sglang.preflight.source import Mismatch, Name
+from dflash_sglang.preflight.version import SGLANG_VERSION
+from tests.support.server_flags import server_flags
 
 BUILTIN = object()
 
@@ -34,7 +37,7 @@ def plain_pair(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def pair_of(monkeypatch: pytest.MonkeyPatch, family: HeadFamily, *findings: Finding) -> None:
-    """Let the pair check answer this instead of reading files."""
+    """Let the pair check return this instead of reading files."""
     report = PairReport("verifier", "drafter", family, findings)
     monkeypatch.setattr(hooks, "resolving_view", lambda server_args: server_args)
     monkeypatch.setattr(hooks, "pair_report", lambda flags: report)
@@ -44,22 +47,32 @@ def builtin_worker(*_: Any) -> object:
     return BUILTIN
 
 
-def test_registration_sets_the_one_seam(registered: list[str]) -> None:
-    hooks.install()
-    assert registered == [hooks.CREATE_WORKER]
-
-
-def test_a_broken_contract_leaves_sglang_alone_and_says_so(
-    registered: list[str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("version", ["0.5.22", "0.5.24", None])
+def test_another_release_is_left_alone_with_a_line(
+    version: str | None,
+    registered: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    broken = Mismatch(Name("sglang.srt.somewhere:f", ("a",), "hooks"), "name not found")
-    monkeypatch.setattr(plugin, "verify_contract", lambda names: [broken])
+    monkeypatch.setattr(plugin, "installed_version", lambda: version)
     with caplog.at_level(logging.WARNING):
         plugin.register()
     assert registered == []
     (line,) = caplog.messages
-    assert "inactive" in line
-    assert "sglang.srt.somewhere:f" in line
+    assert "inactive, SGLang's own DFLASH worker serves" in line
+    assert (version or "not installed") in line
+    assert SGLANG_VERSION in line
+
+
+def test_a_start_reads_no_source(registered: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pinned version answers for the names; `check` looks them up."""
+    read: list[object] = []
+    monkeypatch.setattr(ast, "parse", lambda *args, **options: read.append(args))
+    monkeypatch.setattr(resolution_hooks, "_HOOKS", {})
+    plugin.register()
+    assert registered == [hook.target for hook in hooks.PROCESS_HOOKS]
+    assert "handle_speculative_decoding" in resolution_hooks._HOOKS
+    assert read == []
 
 
 def test_another_algorithm_keeps_its_worker(registered: list[str]) -> None:
@@ -74,7 +87,7 @@ def test_the_variable_selects_sglangs_worker(
 ) -> None:
     monkeypatch.setenv(WORKER_VARIABLE, "builtin")
     with caplog.at_level(logging.WARNING):
-        got = hooks.create_worker(builtin_worker, SpeculativeAlgorithm.DFLASH, SimpleNamespace())
+        got = hooks.create_worker(builtin_worker, SpeculativeAlgorithm.DFLASH, server_flags())
     assert got is BUILTIN
     assert registered == []
     assert "SGLang's own worker" in caplog.text
@@ -85,7 +98,7 @@ def test_the_variable_selects_sglangs_worker(
 def test_an_unknown_choice_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(WORKER_VARIABLE, "fast")
     with pytest.raises(ConfigError, match=r"'fast'.*dflash, builtin"):
-        hooks.create_worker(builtin_worker, SpeculativeAlgorithm.DFLASH, SimpleNamespace())
+        hooks.create_worker(builtin_worker, SpeculativeAlgorithm.DFLASH, server_flags())
 
 
 @pytest.mark.parametrize(
@@ -99,7 +112,7 @@ def test_other_heads_go_to_sglangs_worker_with_a_line(
 ) -> None:
     pair_of(monkeypatch, family)
     with caplog.at_level(logging.WARNING):
-        got = hooks.create_worker(builtin_worker, SpeculativeAlgorithm.DFLASH, SimpleNamespace())
+        got = hooks.create_worker(builtin_worker, SpeculativeAlgorithm.DFLASH, server_flags())
     assert got is BUILTIN
     assert registered == []
     assert family.value in caplog.text
@@ -110,4 +123,4 @@ def test_a_pair_that_cannot_work_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
         monkeypatch, HeadFamily.PLAIN, error("taps", "a tap is the last layer", "5", "Retrain.")
     )
     with pytest.raises(PairError, match="a tap is the last layer"):
-        hooks.create_worker(builtin_worker, SpeculativeAlgorithm.DFLASH, SimpleNamespace())
+        hooks.create_worker(builtin_worker, SpeculativeAlgorithm.DFLASH, server_flags())

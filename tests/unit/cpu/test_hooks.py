@@ -13,7 +13,8 @@ from dflash_sglang.cpu import hooks
 from dflash_sglang.cpu.gated_delta.hooks import RECURRENT_HOOKS, without_pinning
 from dflash_sglang.cpu.hooks import HOOKS, Hook, apply_hooks, keep_embedding_dtype
 from dflash_sglang.errors import PlatformError
-from dflash_sglang.preflight.sglang_names import CPU_NAMES
+from dflash_sglang.preflight.sglang_names import listed_names
+from dflash_sglang.preflight.sglang_table import CPU
 
 TARGET = f"{__name__}.Target.method"
 
@@ -56,7 +57,7 @@ def test_another_plugins_hook_on_the_same_target_is_no_failure() -> None:
 
 
 def test_every_hook_is_in_the_contract() -> None:
-    listed = {name.path.replace(":", ".") for name in CPU_NAMES}
+    listed = {name.path.replace(":", ".") for name in listed_names(CPU)}
     assert {hook.target for hook in HOOKS + RECURRENT_HOOKS} <= listed
 
 

@@ -12,20 +12,14 @@ from sglang.srt.arg_groups.model_override_base import resolving_view
 from sglang.srt.configs.qwen3_5 import Qwen3_5MoeTextConfig
 from sglang.srt.server_args import ServerArgs
 
-from dflash_sglang.config import WORKER_VARIABLE, Settings
+from dflash_sglang.config import WORKER_VARIABLE
 from dflash_sglang.preflight.rollback import (
-    admit_replay,
+    allow_replay,
     choose_rollback,
     record_length,
-    rollback_problems,
     size_record,
 )
 from tests.support.pair_builder import small_pair
-
-
-def flags(**changed: Any) -> SimpleNamespace:
-    neutral = {"enable_linear_replayssm_spec": False, "enable_unified_memory": False}
-    return SimpleNamespace(**{**neutral, **changed})
 
 
 class Model(SimpleNamespace):
@@ -123,37 +117,6 @@ def test_without_replay_the_ring_is_sglangs(monkeypatch: pytest.MonkeyPatch) -> 
     assert view.linear_replayssm_cache_len == 128
 
 
-@pytest.mark.parametrize(
-    ("changed", "rollback", "told"),
-    [
-        ({"enable_linear_replayssm_spec": True}, "snapshot", "two answers to one question"),
-        ({"enable_unified_memory": True}, "replay", "--enable-unified-memory moves"),
-        (
-            {"enable_unified_memory": True, "enable_linear_replayssm_spec": True},
-            "auto",
-            "--enable-unified-memory moves",
-        ),
-    ],
-    ids=["flag and settings differ", "unified memory", "unified memory and the flag"],
-)
-def test_what_cannot_work_is_refused(changed: dict[str, Any], rollback: str, told: str) -> None:
-    (problem,) = rollback_problems(flags(**changed), Settings(rollback=rollback))
-    assert told in problem
-
-
-@pytest.mark.parametrize(
-    ("changed", "rollback"),
-    [
-        ({}, "auto"),
-        ({"enable_linear_replayssm_spec": True}, "auto"),
-        ({"enable_linear_replayssm_spec": True}, "replay"),
-        ({"enable_unified_memory": True}, "snapshot"),
-    ],
-)
-def test_what_can_work_passes(changed: dict[str, Any], rollback: str) -> None:
-    assert rollback_problems(flags(**changed), Settings(rollback=rollback)) == []
-
-
 def test_sglangs_refusal_is_lifted_while_the_pool_is_built(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -166,5 +129,5 @@ def test_sglangs_refusal_is_lifted_while_the_pool_is_built(
     def build(configurator: object, *, max_num_reqs: int) -> tuple[object, int, object]:
         return configurator, max_num_reqs, bag.speculative_algorithm
 
-    assert admit_replay(build, "configurator", max_num_reqs=3) == ("configurator", 3, None)
+    assert allow_replay(build, "configurator", max_num_reqs=3) == ("configurator", 3, None)
     assert bag.speculative_algorithm == "DFLASH"

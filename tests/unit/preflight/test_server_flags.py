@@ -8,20 +8,17 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from dflash_sglang import zoo
 from dflash_sglang.errors import ConfigError, PairError, UnsupportedFlagError
-from dflash_sglang.preflight import server_flags as flags
-from dflash_sglang.preflight.refused_flags import REFUSED, START_NAMES, WITHOUT_EFFECT, Flag
-from dflash_sglang.preflight.sglang_names import verify_contract
+from dflash_sglang.preflight import server_flags as start
+from dflash_sglang.preflight.refused_flags import REFUSED, WITHOUT_EFFECT, Flag
 from tests.support.pair_builder import small_pair
+from tests.support.server_flags import DRAFTER, VERIFIER, server_flags
 
 ROOT = Path(__file__).parents[3]
-VERIFIER, DRAFTER = str(zoo.path("moe").verifier), str(zoo.path("moe").drafter)
 
 
 def _bad(flag: Flag) -> object:
@@ -33,81 +30,43 @@ def _bad(flag: Flag) -> object:
     return 0.9 if isinstance(flag.neutral, float) else 2
 
 
-def _field(flag: Flag) -> str:
-    return flag.field.rpartition(".")[2]
-
-
-def _flags(**changed: Any) -> SimpleNamespace:
-    """SGLang's defaults for what the checks read, with DFLASH and the embedded pair."""
-    neutral = {_field(flag): flag.neutral for flag in REFUSED + WITHOUT_EFFECT}
-    return SimpleNamespace(
-        **{
-            **neutral,
-            "speculative_algorithm": "DFLASH",
-            "model_path": VERIFIER,
-            "revision": None,
-            "load_format": "auto",
-            "json_model_override_args": "{}",
-            "tp_size": 1,
-            "speculative_draft_model_path": DRAFTER,
-            "speculative_draft_model_revision": None,
-            "speculative_dflash_block_size": None,
-            "speculative_num_draft_tokens": None,
-            "speculative_draft_window_size": None,
-            "speculative_accept_threshold_single": 1.0,
-            "speculative_accept_threshold_acc": 1.0,
-            "speculative_use_rejection_sampling": False,
-            "speculative_use_block_verification": False,
-            "speculative_adaptive_config": None,
-            "enable_deterministic_inference": False,
-            "enable_linear_replayssm_spec": False,
-            "enable_unified_memory": False,
-            **changed,
-        }
-    )
-
-
 def test_neutral_values_are_sglangs_defaults() -> None:
     """A default that changed would refuse every server."""
     from sglang.srt.server_args import ServerArgs
 
     args = ServerArgs(model_path="dummy")
     for flag in REFUSED + WITHOUT_EFFECT:
-        assert getattr(args, _field(flag)) == flag.neutral, flag.flag
-
-
-def test_everything_read_from_sglang_exists() -> None:
-    assert verify_contract(START_NAMES) == []
+        assert getattr(args, flag.field) == flag.neutral, flag.flag
 
 
 def test_the_default_start_passes() -> None:
-    flags.check_start(_flags(), {})
+    start.check_start(server_flags(), {})
 
 
 @pytest.mark.parametrize(
-    ("content", "told"),
+    ("content", "message"),
     [('{"max_width": 12}', "block size 8"), ('{"wide": 1}', "unknown key 'wide'")],
     ids=["wider than the block", "unknown key"],
 )
-def test_settings_that_cannot_be_are_refused(content: str, told: str, tmp_path: Path) -> None:
+def test_settings_that_cannot_be_are_refused(content: str, message: str, tmp_path: Path) -> None:
     file = tmp_path / "settings.json"
     file.write_text(content)
-    given = _flags(speculative_adaptive_config=str(file), speculative_dflash_block_size=8)
-    with pytest.raises(ConfigError, match=told):
-        flags.check_start(given, {})
+    given = server_flags(speculative_adaptive_config=str(file), speculative_dflash_block_size=8)
+    with pytest.raises(ConfigError, match=message):
+        start.check_start(given, {})
 
 
 @pytest.mark.parametrize("size", [2, 8, 16])
 def test_every_block_up_to_the_trained_one_passes(size: int) -> None:
-    flags.check_start(_flags(speculative_dflash_block_size=size), {})
-    flags.check_start(_flags(speculative_num_draft_tokens=size), {})
+    start.check_start(server_flags(speculative_dflash_block_size=size), {})
+    start.check_start(server_flags(speculative_num_draft_tokens=size), {})
 
 
-@pytest.mark.parametrize("flag", REFUSED, ids=_field)
+@pytest.mark.parametrize("flag", REFUSED, ids=lambda flag: flag.field)
 def test_refused_flags_say_flag_value_and_way_out(flag: Flag) -> None:
     bad = _bad(flag)
     with pytest.raises(UnsupportedFlagError) as refusal:
-        flags.check_start(_flags(**{_field(flag): bad}), {})
+        start.check_start(server_flags(**{flag.field: bad}), {})
     text = str(refusal.value)
     assert flag.flag in text
     assert f"given: {bad}" in text
@@ -115,15 +74,15 @@ def test_refused_flags_say_flag_value_and_way_out(flag: Flag) -> None:
     assert "\n" not in text
 
 
-@pytest.mark.parametrize("flag", REFUSED, ids=_field)
+@pytest.mark.parametrize("flag", REFUSED, ids=lambda flag: flag.field)
 def test_the_builtin_worker_is_refused_only_what_it_cannot_serve(flag: Flag) -> None:
-    given = _flags(**{_field(flag): _bad(flag)})
+    given = server_flags(**{flag.field: _bad(flag)})
     environment = {"DFLASH_SGLANG_WORKER": "builtin"}
     if flag.any_worker:
         with pytest.raises(UnsupportedFlagError):
-            flags.check_start(given, environment)
+            start.check_start(given, environment)
     else:
-        flags.check_start(given, environment)
+        start.check_start(given, environment)
 
 
 def test_other_heads_go_to_sglang_with_its_own_limits(tmp_path: Path) -> None:
@@ -131,84 +90,86 @@ def test_other_heads_go_to_sglang_with_its_own_limits(tmp_path: Path) -> None:
     pair.dflash.update(selector_rank=2, selector_top_k=2)
     verifier, draft = map(str, pair.write(tmp_path))
     given = {"model_path": verifier, "speculative_draft_model_path": draft}
-    flags.check_start(_flags(**given, attn_dp_size=2), {})
+    start.check_start(server_flags(**given, attn_dp_size=2), {})
     with pytest.raises(UnsupportedFlagError, match="--pp-size"):
-        flags.check_start(_flags(**given, pp_size=2), {})
+        start.check_start(server_flags(**given, pp_size=2), {})
 
 
-@pytest.mark.parametrize("flag", WITHOUT_EFFECT, ids=_field)
-def test_flags_without_effect_are_told(flag: Flag, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING, logger=flags.__name__):
-        flags.check_start(_flags(**{_field(flag): _bad(flag)}), {})
+@pytest.mark.parametrize("flag", WITHOUT_EFFECT, ids=lambda flag: flag.field)
+def test_flags_without_effect_are_named(flag: Flag, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, logger=start.__name__):
+        start.check_start(server_flags(**{flag.field: _bad(flag)}), {})
     assert any(flag.flag in message and "no effect" in message for message in caplog.messages)
 
 
 @pytest.mark.parametrize("algorithm", [None, "EAGLE3", "NGRAM", "NEXTN"])
 def test_other_algorithms_are_left_alone(algorithm: str | None) -> None:
-    flags.check_start(_flags(speculative_algorithm=algorithm, pp_size=4, model_path="/no/such"), {})
+    start.check_start(
+        server_flags(speculative_algorithm=algorithm, pp_size=4, model_path="/no/such"), {}
+    )
 
 
 def test_lower_case_is_the_same_algorithm() -> None:
     with pytest.raises(UnsupportedFlagError, match="--pp-size"):
-        flags.check_start(_flags(speculative_algorithm="dflash", pp_size=2), {})
+        start.check_start(server_flags(speculative_algorithm="dflash", pp_size=2), {})
 
 
 @pytest.mark.parametrize("path", [None, ""])
 def test_no_drafter(path: str | None) -> None:
     with pytest.raises(UnsupportedFlagError, match="--speculative-draft-model-path") as refusal:
-        flags.check_start(_flags(speculative_draft_model_path=path), {})
+        start.check_start(server_flags(speculative_draft_model_path=path), {})
     assert repr(path) in str(refusal.value)
 
 
-def test_all_flags_are_told_at_once() -> None:
+def test_all_flags_are_named_at_once() -> None:
     with pytest.raises(UnsupportedFlagError) as refusal:
-        flags.check_start(_flags(pp_size=2, speculative_draft_model_path=None), {})
+        start.check_start(server_flags(pp_size=2, speculative_draft_model_path=None), {})
     assert "[1]" in str(refusal.value)
     assert "--pp-size" in str(refusal.value)
 
 
 def test_two_block_sizes() -> None:
-    given = _flags(speculative_dflash_block_size=8, speculative_num_draft_tokens=16)
+    given = server_flags(speculative_dflash_block_size=8, speculative_num_draft_tokens=16)
     with pytest.raises(UnsupportedFlagError, match=r"given: 8.*given: 16"):
-        flags.check_start(given, {})
+        start.check_start(given, {})
 
 
 def test_a_window_narrower_than_the_block() -> None:
-    given = _flags(speculative_dflash_block_size=16, speculative_draft_window_size=8)
+    given = server_flags(speculative_dflash_block_size=16, speculative_draft_window_size=8)
     with pytest.raises(UnsupportedFlagError, match="--speculative-draft-window-size"):
-        flags.check_start(given, {})
+        start.check_start(given, {})
 
 
 @pytest.mark.parametrize("text", ["{", "[1]"])
 def test_overrides_that_are_no_object(text: str) -> None:
     with pytest.raises(UnsupportedFlagError, match="--json-model-override-args"):
-        flags.check_start(_flags(json_model_override_args=text), {})
+        start.check_start(server_flags(json_model_override_args=text), {})
 
 
 @pytest.mark.parametrize("size", [1, 0, -1, 17, 64])
 def test_blocks_that_were_not_trained(size: int) -> None:
     with pytest.raises(PairError, match=f"--speculative-dflash-block-size {size}"):
-        flags.check_start(_flags(speculative_dflash_block_size=size), {})
+        start.check_start(server_flags(speculative_dflash_block_size=size), {})
 
 
 @pytest.mark.parametrize("field", ["model_path", "speculative_draft_model_path"])
 def test_a_missing_folder(field: str) -> None:
     with pytest.raises(PairError, match=r"does not exist .*given: --[a-z-]*model-path /no/such"):
-        flags.check_start(_flags(**{field: "/no/such"}), {})
+        start.check_start(server_flags(**{field: "/no/such"}), {})
 
 
 def test_warnings_of_the_pair_are_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     pair = small_pair()
     pair.draft["max_position_embeddings"] = 1024
     verifier, draft = map(str, pair.write(tmp_path))
-    with caplog.at_level(logging.WARNING, logger=flags.__name__):
-        flags.check_start(_flags(model_path=verifier, speculative_draft_model_path=draft), {})
+    with caplog.at_level(logging.WARNING, logger=start.__name__):
+        start.check_start(server_flags(model_path=verifier, speculative_draft_model_path=draft), {})
     assert any("shorter context" in message for message in caplog.messages)
 
 
 def test_hub_names_are_left_for_the_scheduler() -> None:
-    flags.check_start(
-        _flags(model_path="no-such-owner/verifier", speculative_draft_model_path=DRAFTER), {}
+    start.check_start(
+        server_flags(model_path="no-such-owner/verifier", speculative_draft_model_path=DRAFTER), {}
     )
 
 
@@ -227,7 +188,7 @@ def test_it_runs_in_sglangs_own_resolution(resolution_hooks: dict[str, list[Any]
     """Before the model path is touched: this one does not exist, and SGLang would look for it."""
     from sglang.srt.server_args import ServerArgs
 
-    flags.install()
+    start.install()
     args = ServerArgs(
         model_path=VERIFIER,
         speculative_algorithm="DFLASH",
@@ -277,16 +238,16 @@ def test_a_library_caller_gets_the_typed_error(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(sys.modules["__main__"], "__spec__", None)
     monkeypatch.setattr(sys, "argv", ["notebook"])
     with pytest.raises(UnsupportedFlagError):
-        flags.check_before(_args(pp_size=2), lambda args: None)
+        start.check_before(_args(pp_size=2), lambda args: None)
     monkeypatch.setattr(sys, "argv", ["/usr/bin/sglang", "serve"])
     with pytest.raises(SystemExit, match="--pp-size"):
-        flags.check_before(_args(pp_size=2), lambda args: None)
+        start.check_before(_args(pp_size=2), lambda args: None)
 
 
 def test_the_wrapped_step_runs_after_a_good_check() -> None:
     seen: list[object] = []
     args = _args()
-    flags.check_before(args, seen.append)
+    start.check_before(args, seen.append)
     assert seen == [args]
 
 

@@ -18,8 +18,9 @@ from torch import Tensor
 
 from bench.harness.servers import settings
 from dflash_sglang.cpu import register_choices
-from dflash_sglang.preflight import server_flags as flags
-from dflash_sglang.preflight.rollback import REQUEST_POOL, admit_replay
+from dflash_sglang.hooks import REQUEST_POOL
+from dflash_sglang.preflight import server_flags
+from dflash_sglang.preflight.rollback import allow_replay
 
 BLOCK = 16
 WIDTHS = (BLOCK, 4, 1)  # of the verifies, one after the other
@@ -41,8 +42,8 @@ def load_runner(verifier: str, drafter: str, rollback: str, folder: Path) -> Any
     from sglang.srt.server_args import PortArgs, prepare_server_args
 
     register_choices()
-    flags.install()
-    HookRegistry.register(REQUEST_POOL, admit_replay, HookType.AROUND)
+    server_flags.install()
+    HookRegistry.register(REQUEST_POOL, allow_replay, HookType.AROUND)
     HookRegistry.apply_hooks()
     given = {
         "--model-path": verifier,
