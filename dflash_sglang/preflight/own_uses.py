@@ -37,25 +37,31 @@ def imported_names(*, with_cpu: bool) -> list[Name]:
     return list(found.values())
 
 
-def parameters_of(where: str, qualname: str) -> tuple[str, ...]:
+def parameters_of(ours: str, member: str) -> tuple[str, ...]:
     """Parameters of a function of ours, "**" last where it takes any keyword.
 
     Args:
-        where: file below this package.
-        qualname: "function" or "Class.method".
+        ours: name of our class that has it as a method, or "folder/" below this package, for a
+            function in one of the folder's modules.
+        member: its name.
 
     Raises:
         LookupError: there is no such function.
     """
-    node: ast.AST | None = parsed(where)
-    for part in qualname.split("."):
-        children = ast.iter_child_nodes(node) if node is not None else ()
-        kinds = ast.FunctionDef | ast.ClassDef
-        node = next((c for c in children if isinstance(c, kinds) and c.name == part), None)
-    params = None if node is None else parameters(node)
-    if params is None:
-        raise LookupError(f"{where} has no function {qualname}")
-    return params
+    folder = ours.endswith("/")
+    for file in sorted((PACKAGE / ours if folder else PACKAGE).rglob("*.py")):
+        tree: ast.AST | None = parsed(str(file.relative_to(PACKAGE)))
+        owner = tree if folder else _definition(tree, ours)
+        params = None if owner is None else parameters(_definition(owner, member))
+        if params is not None:
+            return params
+    raise LookupError(f"{ours} of dflash_sglang has no function {member}")
+
+
+def _definition(owner: ast.AST | None, name: str) -> ast.AST | None:
+    body: list[ast.stmt] = getattr(owner, "body", [])
+    kinds = ast.FunctionDef | ast.ClassDef
+    return next((node for node in body if isinstance(node, kinds) and node.name == name), None)
 
 
 @cache

@@ -34,11 +34,10 @@ def listed_names(table: str) -> Iterator[Name]:
     for entry in re.split(r"\n(?=\w)", re.sub(r"(?m)^#.*\n", "", table.strip())):
         head, _, members = entry.partition("\n")
         owner, why, *ours = head.split(" | ")
-        file, _, scope = "".join(ours).partition(":")
         for member, given in _MEMBER.findall(members):
             params = tuple(re.findall(r"\w+", given))
-            if file and not given:
-                params = parameters_of(f"{file}.py", f"{scope}.{member}".lstrip("."))
+            if ours and not given:
+                params = parameters_of(ours[0], member)
             joint = "" if owner.endswith(":") else "."
             yield Name(f"sglang.{owner}{joint}{member}", why, params)
 

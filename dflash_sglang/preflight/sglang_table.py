@@ -2,8 +2,8 @@
 
 An entry is a class ("module:Class") or a module ("module:") below the package sglang, what we rely
 on it for, and, below that, the members that we rely on. A member has its leading parameters where
-their order matters. Where a third column names a file of ours, or a class in it, functions there
-have the members' names, and the members must have their parameters.
+their order matters. Where a third column names a class of ours, or a folder of ours with "/", its
+functions have the members' names, and the members must have their parameters.
 """
 
 # For the worker.
@@ -40,7 +40,7 @@ srt.managers.scheduler_components.internal_state:SchedulerInternalStateControlle
 srt.mem_cache.kv_cache_configurator:KVCacheConfigurator | hook: replay with DFLASH
     _build_hybrid_req_pool(max_num_reqs, extra_max_context_len)
 # The worker interface.
-srt.speculative.base_spec_worker:BaseSpecWorker | overridden | step/worker:DFlashWorker
+srt.speculative.base_spec_worker:BaseSpecWorker | overridden | DFlashWorker
     alloc_memory_pool init_attention_backends init_cuda_graphs spec_v2_attn_backends
     weight_update_runners on_verify_complete_cpu note_request_finished
 srt.speculative.base_spec_worker:BaseSpecWorker | prefill
@@ -125,15 +125,15 @@ srt.mem_cache.memory_pool:MambaPool | committing a replay
 # For the CPU platform.
 CPU = """
 # Extension points of a platform.
-srt.platforms.interface:SRTPlatform | overridden | cpu/platform:CpuPlatform
+srt.platforms.interface:SRTPlatform | overridden | CpuPlatform
     apply_server_args_defaults get_compile_backend get_default_attention_backend
     get_default_speculative_draft_attention_backend get_dispatch_key_name get_kv_pool_cls
     get_speculative_cache_locs_fn get_speculative_worker_cls post_load_model
     support_mamba_cache_extra_buffer supports_speculative_algorithm
     supports_speculative_draft_attention_backend
-srt.platforms.device_mixin:DeviceMixin | overridden: the profiler | cpu/platform:CpuPlatform
+srt.platforms.device_mixin:DeviceMixin | overridden: the profiler | CpuPlatform
     get_torch_profiler_activity get_torch_profiler_activity_str
-srt.platforms.cpu:CpuDeviceMixin | overridden | cpu/platform:CpuPlatform
+srt.platforms.cpu:CpuDeviceMixin | overridden | CpuPlatform
     get_device
 srt.layers.attention.base_attn_backend:AttentionBackend | overridden: attention on a CPU
     init_forward_metadata(forward_batch) support_triton needs_cpu_seq_lens forward_extend(q, k, v,
@@ -144,7 +144,7 @@ kernels.fused_op:BaseFusedOp | op forwards
 srt.model_executor.forward_batch_info:ForwardBatch | lengths and slots of a forward
     extend_seq_lens seq_lens out_cache_loc
 # KV pools.
-srt.mem_cache.memory_pool:MHATokenToKVPool | overridden | cpu/attention/kv_pool:CpuKVPool
+srt.mem_cache.memory_pool:MHATokenToKVPool | overridden | CpuKVPool
     _create_buffers_normal _init_kv_copy_and_warmup _move_kv_cache_impl _store_kv_layer
 srt.mem_cache.memory_pool:MHATokenToKVPool | a pool without Triton
     _kv_buffer_shapes set_kv_buffer(layer, loc_info, cache_k, cache_v, k_scale, v_scale,
@@ -169,26 +169,26 @@ kernels.ops.sampling.murmur_hash: | hook: seeds without Triton
 srt.managers.schedule_batch:ScheduleBatch | hook: decoding without pinned memory
     prepare_for_decode
 # Hooks in place of Triton kernels of recurrent layers.
-kernels.ops.mamba.causal_conv1d_triton: | hook | cpu/gated_delta/conv_kernels
+kernels.ops.mamba.causal_conv1d_triton: | hook | cpu/gated_delta/
     causal_conv1d_fn causal_conv1d_update
-kernels.ops.attention.linear.fused_gdn_gating: | hook | cpu/gated_delta/rule_kernels
+kernels.ops.attention.linear.fused_gdn_gating: | hook | cpu/gated_delta/
     fused_gdn_gating
-kernels.ops.attention.linear.fused_sigmoid_gating_recurrent: | hook | cpu/gated_delta/rule_kernels
+kernels.ops.attention.linear.fused_sigmoid_gating_recurrent: | hook | cpu/gated_delta/
     fused_sigmoid_gating_delta_rule_update
-kernels.ops.attention.fla.chunk: | hook | cpu/gated_delta/rule_kernels
+kernels.ops.attention.fla.chunk: | hook | cpu/gated_delta/
     chunk_gated_delta_rule
-kernels.ops.attention.fla.fused_recurrent: | hook | cpu/gated_delta/rule_kernels
+kernels.ops.attention.fla.fused_recurrent: | hook | cpu/gated_delta/
     fused_recurrent_gated_delta_rule_packed_decode
-kernels.ops.attention.linear.gdn_replayssm_spec_decode: | hook | cpu/gated_delta/replay
+kernels.ops.attention.linear.gdn_replayssm_spec_decode: | hook | cpu/gated_delta/
     gdn_replayssm_spec_decode commit_gdn_replayssm_spec commit_gdn_replayssm_circular
-kernels.ops.mamba.mamba_state_scatter_triton: | hook | cpu/gated_delta/states
+kernels.ops.mamba.mamba_state_scatter_triton: | hook | cpu/gated_delta/
     fused_conv_window_scatter_with_mask scatter_mamba_states_after_mtp_verify
     track_mamba_states_all_layers track_mamba_states_if_needed
-kernels.ops.attention.triton_gdn_fused_proj: | hook | cpu/gated_delta/layers
+kernels.ops.attention.triton_gdn_fused_proj: | hook | cpu/gated_delta/
     fused_qkvzba_split_reshape_cat_contiguous
 kernels.ops.attention.fla.layernorm_gated:RMSNorm | hook
     forward(x, z)
-kernels.ops.elementwise.elementwise: | hook | cpu/gated_delta/layers
+kernels.ops.elementwise.elementwise: | hook | cpu/gated_delta/
     fused_sigmoid_mul fused_gate_sigmoid_mul fused_gate_sigmoid_mul_add
 # Forwards that the fused decoder takes over, and the modules that it reads.
 srt.models.qwen2_moe:Qwen2MoeModel | fused decoder

@@ -186,7 +186,7 @@ class Source:
         return parameters(node)
 
 
-def parameters(node: ast.AST) -> tuple[str, ...] | None:
+def parameters(node: ast.AST | None) -> tuple[str, ...] | None:
     """Parameters of a function without self or cls, "**" last where it takes any keyword.
 
     Returns:
