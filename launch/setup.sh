@@ -10,7 +10,7 @@ set -euo pipefail
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)"
 pins="$root/constraints.txt"
 uv_release="uv==0.13.9"
-need_gb=16 # installed 11 GB; pip, where uv cannot be had, unpacks 4 GB of wheels beside them
+need_gb=13 # 11.4 GB, measured
 hash="$(sha256sum "$pins")"
 key="${hash:0:12}"
 venv="${DFLASH_SGLANG_VENV:-${XDG_CACHE_HOME:-$HOME/.cache}/dflash_sglang/$key}"
@@ -145,6 +145,7 @@ make_environment() {
     export PIP_USER=0 PIP_DISABLE_PIP_VERSION_CHECK=1 TMPDIR="$scratch"
     if ! follow "$system" -m venv "$venv" || ! install_with_uv; then
         say "uv could not install; trying pip (log: $log)"
+        need_gb=16 check_space # it keeps 4 GB of wheels until all are unpacked
         install_with_pip ||
             die "the environment could not be made; log: $log" "$(tail -n 15 "$log")"
     fi

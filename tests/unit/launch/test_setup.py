@@ -251,7 +251,7 @@ def test_refuses_when_the_disk_is_too_small(checkout: Checkout) -> None:
         checkout.stubs / "bin" / "df", "#!/bin/bash\necho; echo disk 9 1 3000000 90% /\n"
     )
     _, messages = checkout.run(status=1)
-    assert re.search(r"needs 16 GB in .*, 3 GB are free", messages)
+    assert re.search(r"needs 13 GB in .*, 3 GB are free", messages)
     assert "DFLASH_SGLANG_VENV" in messages
     assert list(checkout.cache.glob("[!.]*")) == []
 
