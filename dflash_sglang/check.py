@@ -2,7 +2,7 @@
 
 Answers without starting a server. SGLang is not imported (its sources are parsed) and no weight is
 read; torch is imported only where the machine may have an accelerator. With --against it compares
-what this package relies on with another SGLang. docs/check.md describes the JSON.
+what this package relies on with another SGLang. docs/reference/check.md describes the JSON.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class Verdict:
 
 
 def examine(environment: Mapping[str, str], pair: PairReport | None) -> Verdict:
-    """Judge this installation, and the pair where one is given.
+    """Check this installation, and the pair where one is given.
 
     Args:
         environment: the process environment.

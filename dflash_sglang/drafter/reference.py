@@ -1,12 +1,12 @@
 """A plain DFlash draft head, written to be read.
 
 The method is that of Chen et al., *DFlash: Block Diffusion for Flash Speculative Decoding*. One
-forward pass drafts a whole block. Slot 0 of the block holds the anchor, the last committed token,
-at position p; slots 1 .. block_size - 1 hold the mask token at p + 1 ...; slot i predicts the
-token at p + i. The verifier's hidden states of positions < p, tapped after some of its layers,
-are projected once and injected as additional keys and values into the attention of every draft
-layer (*context KV*). Within the block attention is not causal in full layers: the slots see each
-other. Embedding and LM head are the verifier's.
+forward drafts a whole block. Block position 0 holds the anchor, the last committed token, at
+position p; block positions 1 .. block_size - 1 hold the mask token at p + 1 ...; block position i
+predicts the token at p + i. The verifier's hidden states of positions < p, tapped after some of its
+layers, are projected once and injected as additional keys and values into the attention of every
+draft layer (*context KV*). Within the block attention is not causal in full layers: the positions
+attend to each other. Embedding and LM head are the verifier's.
 
             keys/values:   context 0 .. p-1      block p .. p+block_size-1
                            (from the taps)       (from the layer's own input)
@@ -75,13 +75,13 @@ class Attention(nn.Module):
         return LayerKV(rotate(key, positions, c), self.v_proj(x).view(split))
 
     def forward(self, x: Tensor, positions: Tensor, context: LayerKV, visible: Tensor) -> Tensor:
-        """Attend from every slot of a block.
+        """Attend from every position of a block.
 
         Args:
             x: [bs, block, hidden].
             positions: [bs, block] int64.
             context: keys and values of the context, length `ctx`.
-            visible: [bs, block, ctx + block] bool, which keys a slot sees.
+            visible: [bs, block, ctx + block] bool, which keys a block position attends to.
         """
         c = self.config
         query = self.q_norm(self.q_proj(x).view(*x.shape[:2], c.num_heads, c.head_dim))
@@ -168,14 +168,14 @@ class DraftModel(nn.Module):
         context_positions: Tensor,
         context_valid: Tensor | None = None,
     ) -> Tensor:
-        """Hidden states of a block; apply the verifier's LM head to slots 1 and up to draft.
+        """Hidden states of a block; the verifier's LM head on positions from 1 on gives the drafts.
 
         Args:
             block: [bs, block, hidden], the verifier's embeddings of the anchor and the masks.
             positions: [bs, block] int64.
             context: what `context_kv` gave, one entry a layer, length `ctx`.
             context_positions: [bs, ctx] int64.
-            context_valid: [bs, ctx] bool; False hides an entry (padding). All are seen if None.
+            context_valid: [bs, ctx] bool; False masks an entry (padding); None: all valid.
 
         Returns:
             [bs, block, hidden], after the final norm.
@@ -208,10 +208,10 @@ def visibility(
     window: int | None,
     causal: bool,
 ) -> Tensor:
-    """Which keys every slot sees: [bs, block, ctx + block] bool, context first.
+    """Which keys every block position attends to: [bs, block, ctx + block] bool, context first.
 
-    With a window a slot sees the keys less than `window` positions behind it, itself counted.
-    Unless `causal`, it sees all later slots of its block.
+    With a window, a block position attends to the keys less than `window` positions behind it,
+    itself counted. Unless `causal`, it attends to all later positions of its block.
     """
     keys = torch.cat([context_positions, positions], dim=1)
     behind = positions[:, :, None] - keys[:, None]  # [bs, block, ctx + block]

@@ -1,4 +1,4 @@
-"""What our own sources say that they take from SGLang: imports, calls and flags.
+"""What our own sources take from SGLang: imports, calls and flags.
 
 Read from the import statements and the uses of what they bind, so that no name is written a second
 time for the table in `sglang_names.py`.

@@ -1,6 +1,6 @@
 """Every server flag and combination of flags that DFLASH does not serve, in one place.
 
-A flag is here only with evidence from the wheel or from our worker: see docs/check.md.
+A flag is here only with evidence from the wheel or from our worker: docs/reference/flags.md.
 """
 
 from __future__ import annotations

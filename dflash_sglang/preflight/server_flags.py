@@ -2,7 +2,8 @@
 
 They run in the launcher (or in `sglang.Engine`'s constructor) through SGLang's own extension point
 for resolution steps. The check comes before SGLang resolves the model path: no process has been
-started and nothing was fetched or loaded. docs/check.md lists every decision with its evidence.
+started and nothing was fetched or loaded. docs/reference/flags.md lists every decision with its
+evidence.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ class Mismatch(NamedTuple):
 
 
 class _NotFoundError(Exception):
-    """A name or module that is not there; the text says which of the two."""
+    """A name or module that is not there; the message names which."""
 
 
 class Source:

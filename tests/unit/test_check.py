@@ -90,7 +90,7 @@ def test_json_and_exit_code_of_a_bad_pair() -> None:
     assert [finding["code"] for finding in verdict["pair"]["findings"]] == ["run_block_large"]
 
 
-def test_text_says_given_and_do() -> None:
+def test_text_has_given_and_do() -> None:
     done = _run(*PAIR, "--speculative-dflash-block-size", "32")
     assert done.returncode == 1
     assert "given: --speculative-dflash-block-size 32, trained 16" in done.stdout

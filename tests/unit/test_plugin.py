@@ -1,4 +1,4 @@
-"""Which worker serves: ours, or SGLang's own with one line that says why."""
+"""Which worker serves: ours, or SGLang's own with a line that gives the reason."""
 
 import ast
 import logging

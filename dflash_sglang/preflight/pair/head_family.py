@@ -1,4 +1,4 @@
-"""Which family a draft head belongs to, told from its configuration and tensor names.
+"""Which family a draft head belongs to, by its configuration and tensor names.
 
 SGLang 0.5.23 serves several families under the one name DFLASH. This package serves the plain head;
 the others that SGLang's own worker knows are left to it, and what neither serves correctly is
@@ -37,15 +37,15 @@ class HeadFamily(StrEnum):
     MUSE = "muse"  # MuseGlimmer assistant
     VARIANT = "variant"  # plain forward with extra modules or another norm or activation
     QUANTIZED = "quantized"
-    # Served by nobody under the name DFLASH.
-    ANCHOR_FIRST = "anchor_first"  # the anchor's slot predicts: every position shifted by one
+    # Not served under the name DFLASH, by either worker.
+    ANCHOR_FIRST = "anchor_first"  # the anchor's position predicts: all positions shift by one
     DSPARK = "dspark"
     EAGLE = "eagle"
     REDUCED_VOCABULARY = (
         "reduced_vocabulary"  # own head over a part of the vocabulary, with a d2t table
     )
     SPECULATORS = "speculators"  # configuration in the speculators format
-    UNKNOWN = "unknown"  # not a draft head, as far as we can tell
+    UNKNOWN = "unknown"  # not a draft head of a known kind
 
     @property
     def served_by(self) -> ServedBy:
@@ -73,7 +73,7 @@ _DFLASH2_ARCHITECTURES = {"DFlash2DraftModel", "DFlash2BeamDraftModel", "MiniMax
 
 
 def head_family(config: Config, tensor_names: Collection[str] = ()) -> HeadFamily:
-    """Tell the family of a draft head.
+    """Find the family of a draft head.
 
     Args:
         config: content of the draft checkpoint's config.json.

@@ -15,7 +15,7 @@ class Severity(StrEnum):
     """How much a finding matters."""
 
     ERROR = "error"  # cannot serve, or would serve with an acceptance that is silently ruined
-    WARNING = "warning"  # serves; something is odd enough to be told
+    WARNING = "warning"  # served; something is odd enough to be logged
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ def error(code: str, message: str, given: object, fix: str) -> Finding:
 
 
 def warning(code: str, message: str, given: object, fix: str) -> Finding:
-    """A finding that is only told."""
+    """A warning: it does not block serving."""
     return Finding(Severity.WARNING, code, message, str(given), fix)
 
 
@@ -59,7 +59,7 @@ class PairReport:
 
     @property
     def warnings(self) -> tuple[Finding, ...]:
-        """Findings that are only told."""
+        """Findings that do not block serving."""
         return tuple(f for f in self.findings if f.severity is Severity.WARNING)
 
     @property
@@ -80,7 +80,7 @@ class PairReport:
             )
 
     def as_dict(self) -> dict[str, Any]:
-        """The report as plain JSON types; the schema is in docs/check.md."""
+        """The report as plain JSON types; the schema is in docs/reference/check.md."""
         return {
             "verifier": self.verifier,
             "drafter": self.drafter,

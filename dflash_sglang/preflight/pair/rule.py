@@ -1,7 +1,7 @@
 """What a rule is: one question about a pair, answered with findings.
 
-Rules read the raw configuration, not a parsed one, because a pair with three faults should be told
-all three.
+Rules read the raw configuration, not a parsed one, so that a pair with three faults gets all
+three findings.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Pair:
     draft: Mapping[str, Any]  # config.json of the drafter
     family: HeadFamily
     verifier: VerifierFacts
-    block_size: int | None  # asked for on the command line; None: the trained one
+    block_size: int | None  # given on the command line; None: the trained one
     tp_size: int
 
     def draft_int(self, key: str) -> int | None:

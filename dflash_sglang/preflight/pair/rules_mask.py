@@ -1,4 +1,4 @@
-"""The rule of the mask token, which stands for an open slot of a block."""
+"""The rule of the mask token, which stands for a block position still to be drafted."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def mask_token(pair: Pair) -> Iterator[Finding]:
         yield error(
             "mask_ordinary",
             "the mask token is an ordinary token of the verifier's tokenizer: text that contains "
-            "it would read as an open slot",
+            "it would be drafted over",
             f"mask_token_id {number} is {facts.tokens[number]!r}",
             "Train the head with an unused id or an added special token.",
         )

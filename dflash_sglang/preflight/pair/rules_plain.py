@@ -115,7 +115,7 @@ def layer_kinds(pair: Pair) -> Iterator[Finding]:
         if used and window is not None:
             yield warning(
                 "layer_types_missing",
-                "the drafter asks for a sliding window but does not say on which layers; "
+                "the drafter has a sliding window but does not name its layers; "
                 "transformers then gives it to those from max_window_layers on",
                 f"sliding_window {window}, max_window_layers {draft.get('max_window_layers')}",
                 f"Add layer_types, one of {FULL} or {SLIDING} a layer.",
@@ -162,7 +162,7 @@ def layer_kinds(pair: Pair) -> Iterator[Finding]:
 
 
 def context_range(pair: Pair) -> Iterator[Finding]:
-    """Past its own range a drafter is not asked; the answers stay exact."""
+    """Past its own range a drafter is not run; the answers stay exact."""
     own, verifier = pair.draft_int("max_position_embeddings"), pair.verifier.max_position_embeddings
     if own is not None and verifier is not None and own < verifier:
         yield warning(

@@ -44,7 +44,7 @@ def verifier_head(pair: Pair) -> Iterator[Finding]:
     if facts.weight_names is None or any("lm_head." in name for name in facts.weight_names):
         return
     if not any("embed_tokens." in name for name in facts.weight_names):
-        return  # another naming scheme: nothing can be said
+        return  # another naming scheme: unknown
     names = list(facts.architectures or ())
     own_head = OWN_HEAD_ARCHITECTURES.intersection(names)
     if not facts.tied or own_head:
@@ -153,7 +153,7 @@ def hidden_size(pair: Pair) -> Iterator[Finding]:
 
 
 def vocabulary(pair: Pair) -> Iterator[Finding]:
-    """The drafter speaks through the verifier's head, so the vocabularies must be one."""
+    """The drafter uses the verifier's LM head, so the vocabularies must be one."""
     own, verifier = pair.draft_int("vocab_size"), pair.verifier.vocab_size
     if own is not None and verifier is not None and own != verifier:
         yield error(
@@ -167,7 +167,7 @@ def vocabulary(pair: Pair) -> Iterator[Finding]:
 
 def block_size(pair: Pair) -> Iterator[Finding]:
     """A block has an anchor and at least one draft, and is never wider than the trained one."""
-    trained, asked = pair.draft_int("block_size"), pair.block_size
+    trained, given = pair.draft_int("block_size"), pair.block_size
     if trained is None:
         yield error(
             "block_size_missing",
@@ -182,18 +182,18 @@ def block_size(pair: Pair) -> Iterator[Finding]:
             f"block_size {trained}",
             "Use a drafter with a block_size of 2 or more.",
         )
-    if asked is not None and asked < 2:
+    if given is not None and given < 2:
         yield error(
             "run_block_small",
             "a block needs an anchor and at least one draft",
-            f"--speculative-dflash-block-size {asked}",
-            "Ask for 2 or more, or leave the flag out for the trained size.",
+            f"--speculative-dflash-block-size {given}",
+            "Give 2 or more, or leave the flag out for the trained size.",
         )
-    elif asked is not None and trained is not None and asked > trained >= 2:
+    elif given is not None and trained is not None and given > trained >= 2:
         yield error(
             "run_block_large",
             "the drafter has never seen a block this wide",
-            f"--speculative-dflash-block-size {asked}, trained {trained}",
+            f"--speculative-dflash-block-size {given}, trained {trained}",
             f"Ask for 2 to {trained}, or leave the flag out.",
         )
 

@@ -1,4 +1,4 @@
-"""Telling draft heads apart: what is ours, what goes to SGLang's worker, what nobody serves."""
+"""Telling draft heads apart: what is ours, what goes to SGLang's worker, what neither serves."""
 
 from __future__ import annotations
 

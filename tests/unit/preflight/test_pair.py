@@ -22,12 +22,12 @@ ERROR, WARNING = Severity.ERROR, Severity.WARNING
 
 
 class Fault(NamedTuple):
-    """One way to break the small pair, and what must be said about it."""
+    """One way to break the small pair, and what the finding must contain."""
 
     name: str
     change: Callable[[PairFiles], object]
     code: str
-    says: str  # part of the message or of what was given
+    text: str  # part of the message or of what was given
     severity: Severity = ERROR
     block_size: int | None = None
     tp_size: int = 1
@@ -320,7 +320,7 @@ FAULTS = (
         "float16",
         WARNING,
     ),
-    # Layouts nobody serves. sglang 40144; vllm-ascend 11374.
+    # Families that neither worker serves. sglang 40144; vllm-ascend 11374.
     Fault("anchor first", lambda p: p.dflash.update(sample_from_anchor=True), "layout", "one off"),
     Fault(
         "anchor first, top level",
@@ -388,12 +388,12 @@ def test_each_fault_has_its_own_sentence(fault: Fault, tmp_path: Path) -> None:
     found = [finding for finding in report.findings if finding.code == fault.code]
     assert len(found) == 1, report
     assert found[0].severity is fault.severity
-    assert fault.says in str(found[0])
+    assert fault.text in str(found[0])
     assert report.ok == (fault.severity is WARNING)
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
-def test_every_finding_says_what_was_given_and_what_to_do(fault: Fault, tmp_path: Path) -> None:
+def test_every_finding_has_what_was_given_and_what_to_do(fault: Fault, tmp_path: Path) -> None:
     pair = small_pair()
     fault.change(pair)
     for finding in _check(pair, tmp_path, fault.block_size, tp_size=fault.tp_size).findings:
@@ -517,7 +517,7 @@ def test_swapped_folders(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("side", ["verifier", "drafter"])
 @pytest.mark.parametrize(
-    ("spoil", "code", "says"),
+    ("spoil", "code", "text"),
     [
         pytest.param(
             lambda d: (d / "config.json").unlink(), "unreadable", "does not exist", id="no config"
@@ -564,14 +564,14 @@ def test_swapped_folders(tmp_path: Path) -> None:
     ],
 )
 def test_damaged_folders(
-    side: str, spoil: Callable[[Path], object], code: str, says: str, tmp_path: Path
+    side: str, spoil: Callable[[Path], object], code: str, text: str, tmp_path: Path
 ) -> None:
     folders = dict(zip(("verifier", "drafter"), small_pair().write(tmp_path), strict=True))
     spoil(folders[side])
     report = check_pair(folders["verifier"], folders["drafter"])
     found = [finding for finding in report.errors if finding.code == f"{side}_{code}"]
     assert len(found) == 1, report
-    assert says in str(found[0])
+    assert text in str(found[0])
     assert str(folders[side]) in found[0].given
 
 
@@ -665,7 +665,7 @@ def _fields() -> Iterator[tuple[str, str]]:
 
 @pytest.mark.parametrize(("part", "key"), list(_fields()), ids=str)
 def test_odd_values_are_findings_not_crashes(part: str, key: str, tmp_path: Path) -> None:
-    """A crash of the check would take down a server that could have said what is wrong."""
+    """A crash of the check would take down a server that could have named what is wrong."""
     for i, value in enumerate(_ODD):
         pair = small_pair()
         getattr(pair, part)[key] = value

@@ -78,9 +78,7 @@ def test_device_and_settings_choose(
     assert view.enable_linear_replayssm_spec is replay
 
 
-def test_only_hybrids_of_our_worker_are_asked_to_replay(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_only_hybrids_of_our_worker_replay(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def replays(**given: Any) -> bool:
         view = resolved(monkeypatch, device="cpu", **given)
         return bool(view.enable_linear_replayssm_spec)

@@ -162,7 +162,7 @@ def test_another_release_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert SGLANG_VERSION in str(mismatch)
 
 
-def test_without_sglang_the_verdict_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_sglang_nothing_matches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sglang_names, "installed_version", lambda: None)
     (mismatch,) = check_installed([])
     assert "not installed" in str(mismatch)
