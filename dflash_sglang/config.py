@@ -122,7 +122,6 @@ _KEYS: dict[str, _Values] = {
     "half_life": _number("a number of steps above 0", 1e9),
     "hysteresis": _number("0 or a share", 1, zero=True),
     "explore_share": _number("a share above 0", 0.5),
-    "confident_batch": _integer("an integer from 0 on", 0, 1024),
     "draft_temperature": _number("a number above 0 and at most 10", 10),
     "draft_top_k": _integer(f"an integer from 1 to {MAX_TOP_K}", 1, MAX_TOP_K),
     "ops": _choice(OpsChoice),

@@ -116,7 +116,7 @@ def bound(name: str, families: tuple[Family, ...], batch_size: int, costs: Costs
         steps = list(trace(Workload(name, (families,)), batch_size, STEPS, seed))
         (fixed,) = fixed_speeds(steps, costs, batch_size)
         policy = WidthPolicy(BLOCK_SIZE, costs.measured(ladder), settings)
-        (served,) = serve(policy, steps, costs, seed, settings.confident_batch).speeds
+        (served,) = serve(policy, steps, costs, seed).speeds
         best = hindsight(steps, costs, ladder)
         speeds = {"fixed_8": fixed[8], "fixed_16": fixed[16], "policy": served, "hindsight": best}
         for key, speed in speeds.items():

@@ -3,7 +3,7 @@
     python -m bench.width.simulator --traces docs/data/accept_traces.json --json FILE --svg FILE
 
 No model runs. What a step takes comes from a table (`bench/width/costs.py`), what drafts are worth
-from generated or recorded traces (`bench/width/traces.py`). The policy is told of a step one step
+from generated or recorded traces (`bench/width/traces.py`). The policy observes a step one step
 late, as under overlapped scheduling; its duration with 3 % spread, and one step in 100 five times
 as long. Speeds are scored without that noise. Where a workload changes, its speed is the mean over
 its segments, as if they lasted equally long.
@@ -15,7 +15,8 @@ import argparse
 import json
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from random import Random
 from statistics import mean, median
@@ -26,12 +27,14 @@ from tqdm import tqdm
 from bench.figures import save
 from bench.width import plot
 from bench.width.costs import SERVERS, Server
+from bench.width.narrowing import NarrowingPolicy
 from bench.width.traces import BLOCK_SIZE, Step, Workload, geometric, trace, workloads
 from dflash_sglang.core.width import CostTable, ObservedStep, WidthPolicy, WidthSettings
 from launch.report import provenance
 
 FIXED = (1, 8, 16)
 SEEDS = 8  # traces at batch size 1
+NARROWED_BATCH = 4  # largest batch that is narrowed, where probabilities were recorded
 
 
 class Costs(Protocol):
@@ -54,7 +57,7 @@ class Row(NamedTuple):
     fixed_8: float
     fixed_16: float
     policy: float
-    history: float  # the policy without the drafter's confidences
+    narrowed: float  # a policy that also narrows by the drafter's probabilities
     oracle: float  # the best width of the policy's list, of each segment
     oracle_any_width: float  # the best of 1 .. 16, of each segment
     oracle_widths: list[int]  # of the policy's list, by segment
@@ -79,9 +82,7 @@ class Served(NamedTuple):
     widths: list[int]  # by step
 
 
-def serve(
-    policy: WidthPolicy, steps: Sequence[Step], server: Costs, seed: int, confident_batch: int
-) -> Served:
+def serve(policy: WidthPolicy, steps: Sequence[Step], server: Costs, seed: int) -> Served:
     """Let the policy choose every width of a trace.
 
     Args:
@@ -89,37 +90,33 @@ def serve(
         steps: the trace.
         server: what steps take.
         seed: of the noise.
-        confident_batch: largest batch whose drafter is asked for its confidences.
     """
     rng = Random(seed)
     tokens, seconds = Counter[int](), Counter[int]()
     widths: list[int] = []
-    late: ObservedStep | None = None
+    learn: Callable[[], None] | None = None  # from the last step
     running: set[int] = set()
     for step in steps:
         width = policy.choose(step.keys)
         for key in running.difference(step.keys):
             policy.forget(key)
         running = set(step.keys)
-        if late is not None:
-            policy.observe(late)
+        if learn is not None:
+            learn()
         verified, confidences = width, None
-        few = len(step.keys) <= confident_batch
-        if width > 1 and few and policy.asks(len(step.keys), width):
-            confidences = confidences_of(step, width)
-        if confidences is not None:
-            verified = policy.narrow(step.keys, width, confidences)
+        if isinstance(policy, NarrowingPolicy) and width > 1 and len(step.keys) <= NARROWED_BATCH:
+            if policy.reads_confidences(len(step.keys), width):
+                confidences = confidences_of(step, width)
+            if confidences is not None:
+                verified = policy.narrow(step.keys, width, confidences)
         accept_lens = [min(accepted, verified - 1) for accepted in step.accept_lens]
         took = server.seconds(len(step.keys), width, verified)
         noise = rng.lognormvariate(0.0, 0.03) * (5 if rng.random() < 0.01 else 1)
-        late = ObservedStep(
-            step.keys,
-            accept_lens,
-            width,
-            took * noise,
-            verified=verified,
-            confidences=confidences,
-        )
+        observed = ObservedStep(step.keys, accept_lens, width, took * noise)
+        if confidences is None:
+            learn = partial(policy.observe, observed)
+        else:
+            learn = partial(policy.observe_narrowed, observed, verified, confidences)
         tokens[step.segment] += sum(accept_lens) + len(step.keys)
         seconds[step.segment] += took
         widths.append(verified)
@@ -128,8 +125,8 @@ def serve(
 
 def confidences_of(step: Step, width: int) -> list[Sequence[float]] | None:
     """The drafter's probabilities of the first `width` - 1 drafts, where they were recorded."""
-    told = [one.confidences for one in step.drafts]
-    return [row[: width - 1] for row in told if row is not None] if all(told) else None
+    recorded = [one.confidences for one in step.drafts]
+    return [row[: width - 1] for row in recorded if row is not None] if all(recorded) else None
 
 
 def fixed_speeds(steps: Iterable[Step], server: Costs, batch_size: int) -> list[dict[int, float]]:
@@ -159,11 +156,11 @@ def simulate(server: Server, workload: Workload, batch_size: int, steps: int, se
     by_segment = fixed_speeds(served_trace, server, batch_size)
     ladder = settings.ladder(BLOCK_SIZE)
 
-    def run(confident_batch: int) -> Served:
-        policy = WidthPolicy(BLOCK_SIZE, server.measured(ladder), settings)
-        return serve(policy, served_trace, server, seed, confident_batch)
+    def run(kind: type[WidthPolicy]) -> Served:
+        policy = kind(BLOCK_SIZE, server.measured(ladder), settings)
+        return serve(policy, served_trace, server, seed)
 
-    served = run(settings.confident_batch)
+    served = run(WidthPolicy)
 
     def best(widths: Sequence[int]) -> list[int]:
         return [max(widths, key=speeds.__getitem__) for speeds in by_segment]
@@ -180,7 +177,7 @@ def simulate(server: Server, workload: Workload, batch_size: int, steps: int, se
         fixed_8=fixed_8,
         fixed_16=fixed_16,
         policy=mean(served.speeds),
-        history=mean(run(0).speeds),
+        narrowed=mean(run(NarrowingPolicy).speeds),
         oracle=speed(best(ladder)),
         oracle_any_width=speed(best(range(1, BLOCK_SIZE + 1))),
         oracle_widths=best(ladder),
@@ -193,7 +190,7 @@ def simulate(server: Server, workload: Workload, batch_size: int, steps: int, se
 
 def average(rows: Sequence[Row]) -> Row:
     """The mean of several traces; widths are those of the first."""
-    keys = ("plain", "fixed_8", "fixed_16", "policy", "history", "oracle", "oracle_any_width")
+    keys = ("plain", "fixed_8", "fixed_16", "policy", "narrowed", "oracle", "oracle_any_width")
     means = {key: mean(getattr(row, key) for row in rows) for key in keys}
     return rows[0]._replace(**means, worst=min(row.worst for row in rows))
 
@@ -215,11 +212,11 @@ def table(rows: Sequence[Row]) -> Iterator[str]:
             ratios = [row.of_oracle for row in found]
             yield f"| {name} | {' | '.join(cells)} | {min(ratios):.3f} .. {max(ratios):.3f} |"
         gains = [
-            f"{row.workload}, batch {row.batch_size}: {row.policy / row.history - 1:+.1%}"
+            f"{row.workload}, batch {row.batch_size}: {row.narrowed / row.policy - 1:+.1%}"
             for row in rows
-            if row.server == server and row.policy != row.history
+            if row.server == server and row.narrowed != row.policy
         ]
-        yield f"\nThe drafter's confidences gain over history alone: {'; '.join(gains)}"
+        yield f"\nNarrowing by the drafter's probabilities would gain: {'; '.join(gains)}"
 
 
 def decision_microseconds(batch_size: int) -> tuple[float, float]:

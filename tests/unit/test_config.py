@@ -35,7 +35,6 @@ def test_every_key_is_taken(tmp_path: Path) -> None:
         "half_life": 10,
         "hysteresis": 0,
         "explore_share": 0.05,
-        "confident_batch": 2,
         "draft_temperature": 0.9,
         "draft_top_k": 3,
         "ops": "reference",

@@ -1,6 +1,7 @@
-"""How many tokens of a drafted block are verified, decided before every step; plain Python.
+"""The width of each step: how many tokens of a block are drafted and verified; plain Python.
 
-`WidthPolicy` decides; `AcceptanceModel` knows how drafts have fared, `CostTable` what a step takes.
+`WidthPolicy` chooses it. `AcceptanceModel` predicts how many tokens a width commits, `CostTable`
+how long it takes.
 """
 
 from dflash_sglang.core.width.cost_model import CostTable, RunningMedian

@@ -10,9 +10,7 @@ curve for each request would need hundreds of its own steps; one number is known
 
 A step of width w shows only drafts 1 .. w - 1: with accept length a it shows a acceptances and, if
 a < w - 1, one rejection; a == w - 1 says nothing about draft w. Both estimates are ratios of
-rejections to what was at risk, so that unseen drafts enter neither side. Except where a verify was
-narrow because the next drafts looked bad: to leave those out would make the rest look good, so
-they count with the probability that they would have been rejected.
+rejections to what was at risk, so that unseen drafts enter neither side.
 
     q[i] = rejections at i / sum of m over the requests whose draft i was seen
     m[r] = (K + rejections of r) / (K + sum of q over the drafts of r that were seen)
@@ -25,11 +23,10 @@ from __future__ import annotations
 
 from bisect import bisect
 from collections import Counter
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Sequence
 from itertools import accumulate
 from math import sqrt
-
-from dflash_sglang.core.width.confidence import expected_commits
+from typing import NamedTuple
 
 START_REJECTION = 0.2  # before anything was seen: optimistic, so that the first steps draft
 # The curve's prior at a position, in steps; it is the position before, because acceptance along a
@@ -40,15 +37,23 @@ CURVE_PRIOR = 0.5
 CURVE_FLOOR = 4.0
 DIFFICULTY_PRIOR = 8.0  # K: rejections after which a request outweighs the average one
 # Only products m * q are seen. The mean m of a batch is therefore drawn to 1, as if this many
-# average requests were among them: nearly all the way in a large batch, hardly for one request,
-# whose bad luck would otherwise count twice, in m and in q.
+# average requests were among them: nearly all the way in a large batch, hardly for one request, so
+# that its bad luck is not counted in both m and q.
 AVERAGE_REQUESTS = 8
 STEPS_PER_OCTAVE = 3  # difficulties are rounded to 2 ** (n / 3), so that requests share a table row
 WIDEST_CLASS = 3 * STEPS_PER_OCTAVE  # difficulties between 1/8 and 8
 BOUNDS = [2 ** ((n + 0.5) / STEPS_PER_OCTAVE) for n in range(-WIDEST_CLASS, WIDEST_CLASS)]
 
-# How many requests share (class of difficulty, max_width), and with it what to expect of them.
+# How many requests share (class of difficulty, max_width), and so their expected commits.
 Groups = Counter[tuple[int, int]]
+
+
+class Outcome(NamedTuple):
+    """What a verify shows of one request's drafts."""
+
+    last_seen: int  # position of the last draft with a known outcome, 0 for none
+    rejected: bool  # whether that draft was rejected
+    probability: float = 1.0  # of this outcome, where several are possible
 
 
 class Request:
@@ -101,16 +106,12 @@ class AcceptanceModel:
         self._requests.pop(key, None)
 
     def groups(self, keys: Sequence[Hashable]) -> Groups:
-        """Sort requests by what to expect of them; unknown ones are taken in as average."""
+        """Group requests by expected commits; new ones are added as average."""
         known = self._requests
         for key in keys:
             if key not in known:
                 known[key] = Request(self._block_size)
         return Counter([known[key].group for key in keys])
-
-    def max_width(self, key: Hashable) -> int:
-        """Most tokens that a request of the batch commits in a step."""
-        return self._requests[key].max_width
 
     def expected_commit(self, groups: Groups, width: int) -> float:
         """Expected tokens that all these requests together commit in a step of this width."""
@@ -128,40 +129,45 @@ class AcceptanceModel:
             total += count * (row[from_width] + reached * (min(width, max_width) - from_width))
         return total
 
-    def observe(
-        self,
-        keys: Sequence[Hashable],
-        accept_lens: Sequence[int],
-        width: int,
-        unshown: Sequence[Sequence[float]] | None = None,
-    ) -> None:
+    def observe(self, keys: Sequence[Hashable], accept_lens: Sequence[int], width: int) -> None:
         """Learn from a verified step, however late.
 
         Args:
             keys: the requests of the step; those that were forgotten still count for the server.
             accept_lens: drafts accepted of each, below `width`.
             width: verified tokens of each, the anchor counted.
-            unshown: where the verify was narrow because of these drafts, the probability of each
-                of every request's further drafts to be rejected if those before it are accepted.
+        """
+        self.observe_outcomes(
+            keys,
+            [
+                [verify_outcome(accept_len, min(width, self._max_width(key)) - 1)]
+                for key, accept_len in zip(keys, accept_lens, strict=True)
+            ],
+        )
+
+    def observe_outcomes(
+        self, keys: Sequence[Hashable], outcomes: Sequence[Sequence[Outcome]]
+    ) -> None:
+        """Learn from the possible outcomes of a step, whose probabilities add up to 1.
+
+        Args:
+            keys: as in `observe`.
+            outcomes: of each request.
         """
         rejections, at_risk = [0.0] * (self._block_size + 1), [0.0] * (self._block_size + 1)
         showing, difficulties = 0, 0.0
-        for row, (key, accept_len) in enumerate(zip(keys, accept_lens, strict=True)):
+        for key, possible in zip(keys, outcomes, strict=True):
             request = self._requests.get(key)
-            limit, difficulty = self._block_size, 1.0
-            if request is not None:
-                limit, difficulty = request.max_width, request.difficulty
-            shown = min(width, limit) - 1
-            doubts = () if unshown is None else unshown[row][: max(0, limit - width)]
+            difficulty = 1.0 if request is None else request.difficulty
             rejected, risk = 0.0, 0.0
-            for seen, probability, is_rejection in _outcomes(accept_len, shown, doubts):
-                at_risk[seen] += difficulty * probability
-                rejections[seen] += is_rejection * probability
-                rejected += is_rejection * probability
-                risk += self._risk_up_to[seen] * probability
+            for one in possible:
+                at_risk[one.last_seen] += difficulty * one.probability
+                rejections[one.last_seen] += one.rejected * one.probability
+                rejected += one.rejected * one.probability
+                risk += self._risk_up_to[one.last_seen] * one.probability
             if request is not None:
                 request.learn(rejected, risk, self._keep)
-            if shown > 0 or doubts:
+            if any(one.last_seen > 0 for one in possible):
                 showing += 1
                 difficulties += difficulty
         self._age(0.5 ** (sqrt(len(keys)) / self._half_life))
@@ -169,6 +175,10 @@ class AcceptanceModel:
             mean = (difficulties + AVERAGE_REQUESTS) / (showing + AVERAGE_REQUESTS)
             self._add([n / showing for n in rejections], [n / showing / mean for n in at_risk])
         self._update_curve()
+
+    def _max_width(self, key: Hashable) -> int:
+        request = self._requests.get(key)
+        return self._block_size if request is None else request.max_width
 
     def _age(self, keep: float) -> None:
         for i in range(1, self._block_size):
@@ -205,21 +215,22 @@ class AcceptanceModel:
         return row
 
 
-def _outcomes(
-    accept_len: int, shown: int, doubts: Sequence[float]
-) -> Iterator[tuple[int, float, bool]]:
-    """What a request's step says: (last draft seen, probability, whether that was rejected).
+def verify_outcome(accept_len: int, shown: int) -> Outcome:
+    """The outcome of a verify of `shown` drafts of which the first `accept_len` were accepted."""
+    if accept_len < shown:
+        return Outcome(accept_len + 1, rejected=True)
+    return Outcome(shown, rejected=False)
+
+
+def expected_commits(rejections: Sequence[float], limit: int) -> list[float]:
+    """Expected committed tokens of a request by verified width 0 .. len(rejections) + 1.
 
     Args:
-        accept_len: drafts accepted.
-        shown: drafts that were verified.
-        doubts: probabilities of rejection of the drafts behind them.
+        rejections: probability of each draft to be rejected if those before it are accepted.
+        limit: most tokens that the request commits.
     """
-    if accept_len < shown:
-        yield accept_len + 1, 1.0, True
-        return
-    left = 1.0
-    for seen, doubt in enumerate(doubts, shown + 1):
-        yield seen, left * doubt, True
-        left *= 1 - doubt
-    yield shown + len(doubts), left, False
+    committed, survival = [0.0, 1.0], 1.0
+    for width, rejection in enumerate(rejections, 2):
+        survival *= 1 - rejection
+        committed.append(committed[-1] + (survival if width <= limit else 0.0))
+    return committed

@@ -7,21 +7,21 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from statistics import median
 
-WINDOW = 31  # served steps whose median is believed: up to 15 of them may be outliers
+WINDOW = 31  # served steps in the running median: up to 15 of them may be outliers
 LEAST = 3  # a median of fewer would be the outlier itself
-# A cell that served this many steps is believed as much as its width at other batch sizes.
+# A cell that served this many steps weighs as much as its width at other batch sizes.
 CELL_PRIOR = 4
-# What was seen of a width is dropped after so many steps at others: it may have been slow for a
-# reason that has gone, and would otherwise never be tried again. The next time after twice as many,
-# up to the second number: a width that stays slow is to cost ever less.
+# Measurements of a width are dropped after so many steps at others: it may have been slow for a
+# reason that has gone, and would otherwise never be tried again. With exponential back-off up to
+# the second number, so that a width that stays slow costs less and less.
 STALE, MOST_STALE = 1000, 1000 * 2**4
 
 
 class CostTable:
-    """Measured passes of verifier and drafter, corrected by what served steps take.
+    """Measured forwards of verifier and drafter, corrected by the time of served steps.
 
-    At start, bare forward passes are measured. A served step takes longer: scheduling, sampling,
-    launches. What it takes beyond the passes, its *excess*, is tracked as a running median for
+    At start, bare forwards are measured. A served step takes longer: scheduling, sampling,
+    launches. Its time beyond the forwards, its *excess*, is tracked as a running median for
     each drafted width, and within it for each measured batch size. A width that was never served
     has none, so it looks fast and is tried for a few steps; were it assumed to be as slow as the
     others, a width that is slow for a reason of its own would never be left. Nor has one that was
@@ -36,10 +36,10 @@ class CostTable:
         """Take what was measured at start.
 
         Args:
-            draft: seconds of a draft pass by (batch size, width), for every width above 1 that
-                will be asked for.
-            verify: seconds of a verify pass by (batch size, width), for the same, and width 1 if it
-                will be asked for.
+            draft: seconds of a draft forward by (batch size, width), for every width above 1
+                that will be used.
+            verify: seconds of a verify forward by (batch size, width), for the same, and
+                width 1 if it will be used.
 
         Raises:
             ValueError: nothing was measured, or not every width at each batch size.
@@ -57,7 +57,7 @@ class CostTable:
         self._verify = self._columns(verify)
         self._widths = {width: RunningMedian() for width in widths}
         self._cells: dict[tuple[int, int], RunningMedian] = {}
-        self._measured: dict[tuple[int, int, int], float] = {}  # interpolated
+        self._measured: dict[tuple[int, int], float] = {}  # interpolated
         self._steps = 0  # observed
         self._served: dict[int, int] = {}  # by width, the step of its last
         self._stale = dict.fromkeys(widths, STALE)  # steps until it is dropped
@@ -81,40 +81,44 @@ class CostTable:
         ]
         return ", ".join(rows) + " ms"
 
-    def seconds(self, batch_size: int, width: int, verified: int | None = None) -> float:
+    def seconds(self, batch_size: int, width: int) -> float:
         """Expected seconds of a step; width 1 is plain decoding and drafts nothing.
 
         Args:
             batch_size: requests.
-            width: drafted tokens of each, the anchor counted.
-            verified: of them; None for all.
+            width: tokens of each that are drafted and verified, the anchor counted.
 
         Raises:
             KeyError: a width was not measured.
         """
-        # What other batch sizes showed: never that a step is faster than its passes.
+        # From other batch sizes: never that a step is faster than its forwards.
         excess = max(0.0, self._widths[width].value)
         cell = self._cells.get((self._cell(batch_size), width))
         if cell is not None:
             excess += (cell.value - excess) * cell.count / (cell.count + CELL_PRIOR)
-        return self.measured(batch_size, width, verified) + excess
+        return self.measured(batch_size, width) + excess
 
-    def measured(self, batch_size: int, width: int, verified: int | None = None) -> float:
-        """Seconds of the step's passes alone, as measured at start; arguments as in `seconds`."""
-        key = (batch_size, width, width if verified is None else verified)
+    def measured(self, batch_size: int, width: int) -> float:
+        """Seconds of the step's forwards alone, as measured at start; arguments as in `seconds`."""
+        key = (batch_size, width)
         if key not in self._measured:
-            draft = self._draft[width] if width > 1 else [0.0] * len(self._batches)
-            self._measured[key] = sum(
-                interpolate(self._batches, column, batch_size)
-                for column in (draft, self._verify[key[2]])
-            )
+            draft = self.draft_seconds(batch_size, width)
+            self._measured[key] = draft + self.verify_seconds(batch_size, width)
         return self._measured[key]
 
-    def observe(
-        self, batch_size: int, width: int, seconds: float, verified: int | None = None
-    ) -> None:
+    def draft_seconds(self, batch_size: int, width: int) -> float:
+        """Seconds of the draft forward, as measured at start; 0 at width 1."""
+        if width == 1:
+            return 0.0
+        return interpolate(self._batches, self._draft[width], batch_size)
+
+    def verify_seconds(self, batch_size: int, width: int) -> float:
+        """Seconds of the verify forward, as measured at start."""
+        return interpolate(self._batches, self._verify[width], batch_size)
+
+    def observe(self, batch_size: int, width: int, seconds: float) -> None:
         """Learn from a served step that did nothing but decode; arguments as in `seconds`."""
-        excess = seconds - self.measured(batch_size, width, verified)
+        excess = seconds - self.measured(batch_size, width)
         self._steps += 1
         self._served[width] = self._steps
         self._drop_stale()

@@ -16,15 +16,12 @@ class WidthSettings:
             graphs of its own, so the list is short. 1 is plain decoding, without a draft.
         min_width: no step is narrower. Above 1 there is no falling back to plain decoding.
         max_width: no step is wider; None is the block size.
-        half_life: steps after which what was seen of one request's acceptance weighs half; of a
-            batch of n, steps / sqrt(n). Shorter follows a change sooner; longer sees smaller
+        half_life: steps after which an observed acceptance of one request weighs half; of a batch
+            of n, steps / sqrt(n). Shorter follows a change sooner; longer resolves smaller
             differences between widths at batch size 1.
         hysteresis: share by which another width must promise more tokens per second before it
             replaces the current one, so that noise does not make the width flap.
         explore_share: share of the time that steps wider than the best known width may lose.
-        confident_batch: largest batch whose drafter is asked how sure it is of each draft, so that
-            fewer are verified where that pays; 0 for never. The host waits for the answer between
-            draft and verify.
     """
 
     widths: tuple[int, ...] = (1, 2, 4, 8, 12, 16)
@@ -33,7 +30,6 @@ class WidthSettings:
     half_life: float = 64.0
     hysteresis: float = 0.02
     explore_share: float = 0.01
-    confident_batch: int = 4
 
     def ladder(self, block_size: int) -> tuple[int, ...]:
         """Widths a drafter with this block size uses, ascending; the widest allowed is among them.

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from dflash_sglang.core.width.acceptance_model import AcceptanceModel
+from dflash_sglang.core.width.acceptance_model import AcceptanceModel, expected_commits
 
 BLOCK = 16
 
@@ -156,3 +156,8 @@ def test_tiny_blocks(block_size: int) -> None:
     acceptance = AcceptanceModel(block_size, half_life=64)
     acceptance.observe(["a"], [block_size - 1], width=block_size)
     assert 1 <= commits(acceptance, "a", block_size) <= block_size
+
+
+def test_expected_commits_add_what_survives() -> None:
+    assert expected_commits([0.5, 0.0, 1.0], limit=16) == [0.0, 1.0, 1.5, 2.0, 2.0]
+    assert expected_commits([0.0, 0.0, 0.0], limit=2) == [0.0, 1.0, 2.0, 2.0, 2.0]

@@ -24,8 +24,8 @@ def verify_seconds(batch_size: int, width: int) -> float:
     return 4e-3 + 0.05e-3 * batch_size * width + 0.2e-3 * width
 
 
-def step_seconds(batch_size: int, width: int, verified: int | None = None) -> float:
-    verify = verify_seconds(batch_size, width if verified is None else verified)
+def step_seconds(batch_size: int, width: int) -> float:
+    verify = verify_seconds(batch_size, width)
     return verify + draft_seconds(batch_size, width)
 
 

@@ -1,8 +1,8 @@
-"""What the drafter's confidence says about a draft before it is verified.
+"""From the drafter's probability of a draft to the draft's probability of rejection.
 
-The probability that the drafter gives its own draft falls into one of a few classes. Of each class,
-the share of drafts that were rejected, those before them accepted, is learned while serving; until
-then the drafter is taken at its word.
+The drafter's probabilities are sorted into a few classes. The share of rejected drafts of each
+class, those before them accepted, is learned from verifies; the prior is that the drafter's
+probabilities are calibrated.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from itertools import pairwise
 
 # Finer towards 1, where most drafts lie and where a block of 15 tells .99 from .999.
 BOUNDS = (0.2, 0.4, 0.6, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995, 0.999)
-# Drafts whose evidence the drafter's own word counts as.
+# Weight of the prior, in drafts.
 PRIOR = 4.0
 
 
-class Confidence:
-    """Probability of rejection by class of confidence."""
+class ConfidenceModel:
+    """Probability of rejection by class of the drafter's probability."""
 
     def __init__(self, half_life: float) -> None:
-        """Start with the drafter's word.
+        """Start with calibrated probabilities.
 
         Args:
-            half_life: steps after which what a step showed weighs half.
+            half_life: steps after which an observed step weighs half.
         """
         self._keep = 0.5 ** (1 / half_life)
         edges = (0.0, *BOUNDS, 1.0)
@@ -58,17 +58,3 @@ class Confidence:
     def _rejection(self, chosen: int) -> float:
         rejections = self._rejections[chosen] + PRIOR * self._start[chosen]
         return rejections / (self._at_risk[chosen] + PRIOR)
-
-
-def expected_commits(rejections: Sequence[float], limit: int) -> list[float]:
-    """Expected committed tokens of a request by verified width 0 .. len(rejections) + 1.
-
-    Args:
-        rejections: of each draft, if those before it are accepted.
-        limit: most tokens that the request commits.
-    """
-    committed, survival = [0.0, 1.0], 1.0
-    for width, rejection in enumerate(rejections, 2):
-        survival *= 1 - rejection
-        committed.append(committed[-1] + (survival if width <= limit else 0.0))
-    return committed

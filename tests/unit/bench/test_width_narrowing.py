@@ -1,12 +1,12 @@
-"""Verifying less than was drafted, where the drafter doubts: when, and what is learned from it."""
+"""The simulated policy that narrows a verify by the drafter's probabilities."""
 
 import random
 from collections.abc import Sequence
 
 import pytest
 
-from dflash_sglang.core.width import CostTable, ObservedStep, WidthPolicy, WidthSettings
-from dflash_sglang.core.width import policy as policy_module
+from bench.width.narrowing import FIRST_READS, READ_EVERY, NarrowingPolicy
+from dflash_sglang.core.width import CostTable, ObservedStep, WidthSettings
 
 BLOCK = 16
 WIDTHS = WidthSettings().ladder(BLOCK)
@@ -16,9 +16,9 @@ def verify_seconds(width: int) -> float:
     return 1.0 + 0.3 * width
 
 
-def policy() -> WidthPolicy:
+def policy() -> NarrowingPolicy:
     drafts = {(1, w): 0.3 for w in WIDTHS if w > 1}
-    return WidthPolicy(
+    return NarrowingPolicy(
         BLOCK, CostTable(drafts, {(1, w): verify_seconds(w) for w in WIDTHS}), WidthSettings()
     )
 
@@ -26,41 +26,42 @@ def policy() -> WidthPolicy:
 class Server:
     """One request whose drafter knows how good each of its drafts is."""
 
-    def __init__(self, listens: bool = True, seed: int = 0) -> None:
-        self.policy, self.listens, self.rng = policy(), listens, random.Random(seed)
+    def __init__(self, narrows: bool = True, seed: int = 0) -> None:
+        self.policy, self.narrows, self.rng = policy(), narrows, random.Random(seed)
         self.tokens = self.seconds = 0.0
         self.verified: list[int] = []
-        self.asked: list[bool] = []  # in the steps that drafted
+        self.reads: list[bool] = []  # in the steps that drafted
 
     def run(self, steps: int, doubtful: float) -> None:
         """Serve; a draft is doubtful with that probability and then wrong half of the time."""
         for _ in range(steps):
             width = self.policy.choose(["r"])
             sure = [0.5 if self.rng.random() < doubtful else 0.9995 for _ in range(width - 1)]
-            verified, asks = width, False
-            if self.listens and width > 1:
-                asks = self.policy.asks(1, width)
-                self.asked.append(asks)
-            if asks:
+            verified, reads = width, False
+            if self.narrows and width > 1:
+                reads = self.policy.reads_confidences(1, width)
+                self.reads.append(reads)
+            if reads:
                 verified = self.policy.narrow(["r"], width, [sure])
             n = 0
             while n < verified - 1 and self.rng.random() < sure[n]:
                 n += 1
             seconds = verify_seconds(verified) + (0.3 if width > 1 else 0.0)
-            told = [sure] if asks else None
-            self.policy.observe(
-                ObservedStep(["r"], [n], width, seconds, verified=verified, confidences=told)
-            )
+            observed = ObservedStep(["r"], [n], width, seconds)
+            if reads:
+                self.policy.observe_narrowed(observed, verified, [sure])
+            else:
+                self.policy.observe(observed)
             self.tokens, self.seconds = self.tokens + n + 1, self.seconds + seconds
             self.verified.append(verified)
 
 
-def narrowed(confidences: Sequence[float], policy: WidthPolicy | None = None) -> int:
+def narrowed(confidences: Sequence[float], policy: NarrowingPolicy | None = None) -> int:
     policy = policy or warm()
     return policy.narrow(["r"], policy.choose(["r"]), [list(confidences)])
 
 
-def warm() -> WidthPolicy:
+def warm() -> NarrowingPolicy:
     server = Server()
     server.run(300, doubtful=0.0)
     assert server.policy.choose(["r"]) == BLOCK
@@ -82,12 +83,12 @@ def test_a_request_counts_with_what_it_may_commit() -> None:
     assert limited.narrow(["r"], 16, [[0.9999] * 15]) == 4
 
 
-def test_listening_is_faster_where_doubts_differ() -> None:
+def test_narrowing_is_faster_where_probabilities_differ() -> None:
     # Half of the doubtful drafts are wrong; a step meets its first one early or late.
-    deaf, listening = Server(listens=False), Server()
-    for server in (deaf, listening):
+    whole, narrowing = Server(narrows=False), Server()
+    for server in (whole, narrowing):
         server.run(3000, doubtful=0.15)
-    assert listening.tokens / listening.seconds > 1.05 * deaf.tokens / deaf.seconds
+    assert narrowing.tokens / narrowing.seconds > 1.05 * whole.tokens / whole.seconds
 
 
 def test_drafts_that_were_not_verified_for_doubt_do_not_look_good() -> None:
@@ -115,23 +116,23 @@ def test_a_probe_is_verified_whole() -> None:
     raise AssertionError("no probe")
 
 
-def test_a_drafter_whose_doubts_gain_much_is_always_asked() -> None:
+def test_probabilities_that_gain_much_are_always_read() -> None:
     server = Server()
     server.run(1000, doubtful=0.15)
-    assert all(server.asked)
+    assert all(server.reads)
 
 
-def test_a_drafter_without_doubts_is_asked_once_in_a_while() -> None:
+def test_probabilities_that_gain_nothing_are_read_once_in_a_while() -> None:
     server = Server()
     server.run(1000, doubtful=0.0)
-    later = server.asked[policy_module.FIRST_ASKS :]
-    assert sum(later) == -(-len(later) // policy_module.ASK_EVERY)
-    assert all(server.asked[: policy_module.FIRST_ASKS])
+    later = server.reads[FIRST_READS:]
+    assert sum(later) == -(-len(later) // READ_EVERY)
+    assert all(server.reads[:FIRST_READS])
 
 
-def test_doubts_that_come_later_are_noticed() -> None:
-    """From the answers of one step in sixteen, then of all."""
+def test_doubtful_drafts_that_come_later_are_noticed() -> None:
+    """From the reads of one step in sixteen, then of all."""
     server = Server()
     server.run(1000, doubtful=0.0)
     server.run(3000, doubtful=0.15)
-    assert sum(server.asked[-500:]) > 450
+    assert sum(server.reads[-500:]) > 450
