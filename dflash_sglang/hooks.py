@@ -76,24 +76,24 @@ def validate_request(
     original: Callable[..., str | None], req: Req, enable_overlap: bool
 ) -> str | None:
     """Return why a request is refused; SGLang answers it with a 400."""
-    from dflash_sglang.step.request_options import disarm, refusal
+    from dflash_sglang.step.request_options import clear_rejected_options, refusal
 
     reason = refusal(req)
     if reason is not None:
-        disarm(req)
+        clear_rejected_options(req)
     return reason or original(req, enable_overlap)
 
 
 def finish(original: Callable[..., None], req: Req, new_accepted_len: int = 1) -> None:
     """Look for the end of a request token by token."""
-    from dflash_sglang.step.finish import finish_token_by_token
+    from dflash_sglang.step.end_of_request import finish_token_by_token
 
     finish_token_by_token(original, req, new_accepted_len)
 
 
 def draw_seeded(original: Callable[..., Any], *args: Any, **options: Any) -> Any:
     """Draw the rows of a seeded batch that filter nothing apart from the others."""
-    from dflash_sglang.step.seeds import draw_unfiltered_alone
+    from dflash_sglang.step.verifier_sampling import draw_unfiltered_alone
 
     return draw_unfiltered_alone(original, *args, **options)
 

@@ -13,7 +13,7 @@ import sys
 from collections import Counter
 from collections.abc import Sequence
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from unittest import mock
 
 from torch import Tensor
@@ -24,9 +24,9 @@ from bench.harness.fake_gpu.fakes import FakeServer, fake_gpu
 from bench.harness.fake_gpu.sglang_worker import SGLangStep
 from bench.harness.fake_gpu.traffic import BLOCK, Traffic, make_batch, new
 from dflash_sglang.core.sampled_draft import Candidates
-from dflash_sglang.step import worker as worker_module
+from dflash_sglang.step.setup import worker_base
+from dflash_sglang.step.setup.draft_model import DraftModel
 from dflash_sglang.step.state import DraftState
-from dflash_sglang.step.width_control import Choice
 from dflash_sglang.step.worker import DFlashWorker
 
 BUDGET = {"greedy": 12, "sampled": 16}  # ops of a step outside the forwards
@@ -48,8 +48,19 @@ class OurStep:
 
     def __init__(self, server: FakeServer) -> None:
         self._server = server
-        with mock.patch.object(worker_module, "prepare_ops"):  # nothing here can test them
-            self.worker = _LoadedWorker(server)
+        draft_model = DraftModel(  # that comes from no checkpoint
+            worker=SimpleNamespace(alloc_memory_pool=lambda **_: None),
+            runner=server.draft_runner,
+            layout=SimpleNamespace(tp_group=None),
+            mask_token_id=3,
+            window=None,
+            range=None,
+        )
+        with (
+            mock.patch.object(worker_base, "prepare_ops"),  # nothing here can test them
+            mock.patch.object(worker_base, "build_draft_model", return_value=draft_model),
+        ):
+            self.worker = DFlashWorker(None, 0, 0, server.target_worker)  # type: ignore[arg-type]
         self.worker.alloc_memory_pool()
         self.worker._drafter.capture_tail()
         self.worker._drafter._runners.build(capture=False)
@@ -64,11 +75,7 @@ class OurStep:
         state = DraftState(bonus_tokens=new(traffic.batch), new_seq_lens=new(traffic.batch))
         batch = make_batch(traffic, state)
         publish = self._server.publish(batch.req_pool_indices)
-        choice = mock.patch.object(
-            self.worker._widths,
-            "choose",
-            return_value=Choice(traffic.width, confident=traffic.confident),
-        )
+        choice = mock.patch.object(self.worker._widths, "choose", return_value=traffic.width)
         with choice, self._server.guarded() as guard:
             self.worker.forward_batch_generation(batch, on_publish=publish)
         return guard
@@ -77,26 +84,11 @@ class OurStep:
         """Tensors whose memory captured graphs know."""
         pool = self._server.pool
         named = {"the table of slots": self._server.req_to_token}
-        for width, shape in self.worker._drafter._shapes.items():
-            for name, buffer in zip(Candidates._fields, shape.tail.buffers, strict=True):
+        for width, parts in self.worker._drafter._by_width.items():
+            for name, buffer in zip(Candidates._fields, parts.tail.buffers, strict=True):
                 named[f"candidates' {name} at width {width}"] = buffer
         named |= {f"keys of layer {i}": one for i, one in enumerate(pool.k_buffer)}
         return named | {f"values of layer {i}": one for i, one in enumerate(pool.v_buffer)}
-
-
-class _LoadedWorker(DFlashWorker):
-    """The worker with a drafter that comes from no checkpoint."""
-
-    def __init__(self, server: FakeServer) -> None:
-        self._server = server
-        super().__init__(None, 0, 0, server.target_worker)
-
-    def _build_draft_worker(self, *_: Any) -> None:
-        self._draft_runner = self._server.draft_runner
-        self._draft_worker = SimpleNamespace(alloc_memory_pool=lambda **_: None)
-        self._draft_range = self._window = None
-        self._mask_token_id = 3
-        self.draft_parallel_layout = SimpleNamespace(tp_group=None)
 
 
 def count_all() -> list[Row]:

@@ -1,8 +1,8 @@
 """The accept rules, and how they share a batch.
 
-`match` is the rule of this package: exact for every request, greedy or sampled. The two rules for
-sampled drafts are exact as well, but their text depends on the draft; the relaxed rule is not exact
-and served only on request.
+To match (`dflash_kernels.accept_match`) is the rule of this package: exact for every request,
+greedy or sampled. The two rules for sampled drafts are exact as well, but their text depends on the
+draft; the relaxed rule is not exact and served only on request.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from enum import Enum
 from typing import NamedTuple
 
 import torch
-from dflash_kernels.accept_match import accept_match
 from dflash_kernels.block_verify import block_verify, token_wise
 from dflash_kernels.types import Acceptance
 from torch import Tensor
@@ -35,20 +34,6 @@ class Thresholds(NamedTuple):
     def exact(self) -> bool:
         """Whether the relaxed rule is the exact one."""
         return self.single >= 1 and self.acc >= 1
-
-
-def match(
-    draft_ids: Tensor,
-    verifier_ids: Tensor,
-    prefix_lens: Tensor,
-    *,
-    limit: Tensor | None = None,
-    extra_accept: Tensor | None = None,
-) -> Acceptance:
-    """Accept the drafts that equal the verifier's tokens: see `dflash_kernels.accept_match`."""
-    return accept_match(
-        draft_ids, verifier_ids, prefix_lens, limit=limit, extra_accept=extra_accept
-    )
 
 
 # The rules for sampled drafts; arguments and result of each are those of `block_verify`.

@@ -15,7 +15,6 @@ class Candidates(NamedTuple):
 
     ids: Tensor  # [bs, width - 1, K] int64, most likely first
     logits: Tensor  # [bs, width - 1, K] float32
-    lse: Tensor | None = None  # [bs, width - 1] float32, log normaliser of all logits, if asked
 
 
 class SampledDraft(NamedTuple):

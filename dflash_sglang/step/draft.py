@@ -45,8 +45,8 @@ class DraftSampling(NamedTuple):
     top_k: int  # tokens a position is drawn from
 
 
-class BlockShape(NamedTuple):
-    """What drafting blocks of one width takes."""
+class WidthParts(NamedTuple):
+    """What the drafter needs for blocks of one width."""
 
     tail: DraftTail
     spec_info: DFlashVerifyInput
@@ -57,19 +57,6 @@ class Draft(NamedTuple):
 
     ids: Tensor  # [bs, width] int64, column 0 the anchor
     proposal: Proposal | None  # what the drafts were drawn from; None: each is the most likely one
-    # [bs, width - 1] float32, the drafter's probability of each, if it was asked.
-    confidences: Tensor | None = None
-
-    def cut_to(self, ids: Tensor) -> Draft:
-        """The part of the block that is verified.
-
-        Args:
-            ids: [bs, width] int64, its leading columns.
-        """
-        if self.proposal is None:
-            return Draft(ids, None)
-        drafts = ids.shape[1] - 1
-        return Draft(ids, Proposal(*(columns[:, :drafts] for columns in self.proposal)))
 
 
 class Drafter:
@@ -98,14 +85,14 @@ class Drafter:
         lm_head = unwrap_lora_layer(self._verifier_model.lm_head)
         self._sampling = sampling
         top_k = 1 if sampling is None else sampling.top_k
-        self._shapes = {
-            width: BlockShape(
+        self._by_width = {
+            width: WidthParts(
                 DraftTail(lm_head, width, max_batch_size, top_k),
                 make_draft_block_spec_info(draft_token_num=width, device=draft_runner.device),
             )
             for width in widths
         }
-        self._width = max(widths)  # of the graph that is captured, or the pass that runs
+        self._width = max(widths)  # of the graph that is captured, or the forward that runs
         self._runners = WidthRunners(
             draft_runner, tuple(widths), self._attention, on_activate=self._prepare
         )
@@ -115,7 +102,7 @@ class Drafter:
         self._runner.capture_tail_hooks.append(make_draft_sampler_capture_hook(self._tail))
 
     def init_graphs(self, draft_worker: TpModelWorker, *, capture: bool) -> None:
-        """Make the draft pass of every width ready to run.
+        """Make the draft forward of every width ready to run.
 
         Args:
             draft_worker: that has the drafter's attention backend for whole blocks.
@@ -142,17 +129,11 @@ class Drafter:
         self._runner.model.set_block_size(width)
 
     def _tail(self, hidden: Tensor, input_ids: Tensor | None = None) -> None:
-        self._shapes[self._width].tail(hidden, input_ids)
+        self._by_width[self._width].tail(hidden, input_ids)
 
     @torch.inference_mode()
     def propose(
-        self,
-        batch: ScheduleBatch,
-        block: Block,
-        plan: KVLocPlan,
-        uniforms: Tensor | None,
-        *,
-        confident: bool,
+        self, batch: ScheduleBatch, block: Block, plan: KVLocPlan, uniforms: Tensor | None
     ) -> Draft:
         """Draft one block per request.
 
@@ -162,31 +143,26 @@ class Drafter:
             plan: the step's slot ids, shared with the verify.
             uniforms: [bs, width - 1] float32 in [0, 1) to draw sampled drafts by; None to take the
                 most likely token at every position.
-            confident: whether the drafter's confidences are wanted; not of drawn drafts.
         """
-        candidates = self.candidates(batch, block, plan, confident=confident)
-        drafted, proposal, confidences = candidates.ids[..., 0], None, None
-        if confident and candidates.lse is not None:
-            confidences = torch.exp(candidates.logits[..., 0] - candidates.lse)
+        candidates = self.candidates(batch, block, plan)
+        drafted, proposal = candidates.ids[..., 0], None
         if uniforms is not None and self._sampling is not None:
             greedy = batch.sampling_info.top_ks <= 1
             drafted, proposal = sample_drafts(
                 candidates, self._sampling.temperature, uniforms, greedy
             )
-        return Draft(torch.cat([block.ids[:, :1], drafted], dim=1), proposal, confidences)
+        return Draft(torch.cat([block.ids[:, :1], drafted], dim=1), proposal)
 
-    def candidates(
-        self, batch: ScheduleBatch, block: Block, plan: KVLocPlan, *, confident: bool = False
-    ) -> Candidates:
+    def candidates(self, batch: ScheduleBatch, block: Block, plan: KVLocPlan) -> Candidates:
         """The drafter's most likely tokens; arguments as in `propose`."""
         bs, width = block.ids.shape
-        tail = self._shapes[width].tail
+        tail = self._by_width[width].tail
         self._runners.activate(width)
         forward_batch = self._forward_batch(batch, block, plan)
         with draft_tp_context(self._layout):
             output = self._runner.forward(forward_batch)
             if not output.can_run_graph:
-                return tail.top(output.logits_output.hidden_states, normaliser=confident)
+                return tail.top(output.logits_output.hidden_states)
         return tail.kept(bs)
 
     def _embed(self, ids: Tensor) -> Tensor:
@@ -224,7 +200,7 @@ class Drafter:
             positions=block.positions.view(-1),
             input_embeds=self._embed(block.ids),
             spec_algorithm=SpeculativeAlgorithm.DFLASH,
-            spec_info=self._shapes[width].spec_info,
+            spec_info=self._by_width[width].spec_info,
             capture_hidden_mode=CaptureHiddenMode.NULL,
             num_token_non_padded=(
                 torch.full((), num_tokens, dtype=torch.int32, device=block.ids.device)

@@ -33,25 +33,22 @@ class DraftTail:
         self.buffers = (
             torch.zeros(shape, dtype=torch.int64, device=device),
             torch.zeros(shape, dtype=torch.float32, device=device),
-            torch.zeros(shape[:2], dtype=torch.float32, device=device),
         )
 
     def __call__(self, hidden: Tensor, input_ids: Tensor | None = None) -> None:
         """Keep the candidates of `hidden`; the signature is the capture-tail hook's."""
-        for buffer, values in zip(self.buffers, self.top(hidden, normaliser=True), strict=True):
-            assert values is not None
+        for buffer, values in zip(self.buffers, self.top(hidden), strict=True):
             buffer[: values.shape[0]].copy_(values)
 
     def kept(self, bs: int) -> Candidates:
-        """What the last replay left for the first `bs` requests."""
+        """Candidates of the first `bs` requests of the last replay."""
         return Candidates(*(buffer[:bs] for buffer in self.buffers))
 
-    def top(self, hidden: Tensor, *, normaliser: bool) -> Candidates:
+    def top(self, hidden: Tensor) -> Candidates:
         """Most likely tokens of every position after the anchor.
 
         Args:
             hidden: [bs * block_size, hidden] drafter output after its final norm.
-            normaliser: whether the candidates' `lse` is wanted.
 
         Returns:
             K = top_k candidates; ties go to the smallest id, on any number of ranks.
@@ -60,22 +57,18 @@ class DraftTail:
         drafted = blocks[:, 1:].reshape(-1, hidden.shape[-1])
         # [bs * (block_size - 1), columns], in the head's dtype: the op makes no float32 copy.
         logits = self._head.quant_method.apply(self._head, drafted, None)
-        tail = draft_tail(logits, num_ids=self._num_ids, top=self._top_k, normaliser=normaliser)
-        values, ids, lse = tail.values, tail.ids, tail.lse
+        tail = draft_tail(logits, num_ids=self._num_ids, top=self._top_k, normaliser=False)
+        values, ids = tail.values, tail.ids
         if self._tp_group.world_size > 1:
             all_values = self._tp_group.all_gather(values, dim=1)
             all_ids = self._tp_group.all_gather(ids + self._first_id, dim=1)
             values, ids = merge_ranks(all_values, all_ids, self._top_k)
-            if lse is not None:
-                lse = self._tp_group.all_gather(lse[:, None], dim=1).logsumexp(dim=1)
         shape = (len(blocks), self._block_size - 1, self._top_k)
-        return Candidates(
-            ids.view(shape), values.view(shape), None if lse is None else lse.view(shape[:2])
-        )
+        return Candidates(ids.view(shape), values.view(shape))
 
 
 def merge_ranks(values: Tensor, ids: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
-    """The K largest of what all ranks found in their parts of the vocabulary.
+    """The K largest logits over the vocabulary parts of all ranks.
 
     Args:
         values: [rows, ranks * top_k] float32, each rank's largest logits first.

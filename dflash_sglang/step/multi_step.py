@@ -1,49 +1,101 @@
-"""Several single tokens in one step of the scheduler, while nothing is drafted.
+"""Multi-step decoding: several single tokens in one step, while nothing is drafted.
 
 Without overlap the host prepares every step and waits for it. Plain decoding pays for that once a
-token; so would a step of width 1, with the bookkeeping of speculation on top. A run of passes pays
-once a run.
+token; so would a step of width 1, with the bookkeeping of speculation on top. Several forwards in
+one step pay once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import torch
 from dflash_kernels.types import Acceptance
 from sglang.srt.runtime_context import get_exec, get_schedule, mamba_track_grid
+from torch import Tensor
 
-from dflash_sglang.step.stop_ids import ending_ids, tokens_left
+from dflash_sglang.step.end_of_request import ending_ids, tokens_left
+from dflash_sglang.step.verify import StepOutput
+from dflash_sglang.step.width_control import WidthController
 
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import ScheduleBatch
 
+# Seconds of a step. Long enough to hide the host's work of one step, short enough for a new
+# request, which waits for the step as it waits for a verify of a wide block.
+STEP_SECONDS = 0.04
+UNMEASURED_FORWARDS = 6  # of a step, before the cost of one is measured
+WASTE = 0.5  # of one forward, that a step may spend on requests that have ended
 
-# What a run may take. Long enough to hide what the host does once a step, short enough for a new
-# request, which waits for the run as it waits for a verify of a wide block.
-RUN_SECONDS = 0.04
-UNMEASURED_PASSES = 6  # of a run, as long as nobody knows what a pass takes
-WASTE = 0.5  # of a pass, that a run may spend on requests that have ended
+# One token of each request of a batch behind the given anchors, [bs] int64.
+DecodeToken = Callable[["ScheduleBatch", Tensor], StepOutput]
 
 
-def run_passes(pass_seconds: float | None, block_size: int) -> int:
-    """Passes of a run, at most.
+class MultiStep:
+    """Extends a step of width 1 by further tokens, where that is exact and saves time."""
+
+    def __init__(self, widths: WidthController, block_size: int, *, recurrent: bool) -> None:
+        """Makes it for a server.
+
+        Args:
+            widths: knows what a forward costs.
+            block_size: tokens that slots are reserved for in every step, at least.
+            recurrent: whether the verifier hands on a state that cannot be truncated, so that a
+                step has to stop at the first end of a request.
+        """
+        self._widths = widths
+        self._block_size = block_size
+        self._recurrent = recurrent
+
+    def extend(
+        self, batch: ScheduleBatch, first: StepOutput, decode_token: DecodeToken
+    ) -> StepOutput:
+        """More tokens behind the first, until requests end or enough forwards are done.
+
+        Args:
+            batch: decoding; the scheduler restores its lengths after the step.
+            first: the output of its first token.
+            decode_token: decodes the next one.
+        """
+        if not can_multi_step(batch):
+            return first
+        seconds = self._widths.seconds(len(batch.reqs), 1)
+        most = self._widths.agree(max_forwards(seconds, self._block_size))
+        if most == 1:
+            return first
+        ends = Ends(batch, strict=self._recurrent)
+        outputs = [first]
+        while not ends.reached(outputs[-1].accepted, len(outputs)) and len(outputs) < most:
+            last = outputs[-1].accepted
+            advance(batch, last)
+            outputs.append(decode_token(batch, last.bonus_ids))
+        for req, tokens in zip(batch.reqs, ends.tokens, strict=True):
+            req.spec_verify_ct += tokens - 1  # SGLang counts one a step
+        accepted = concat_acceptances([output.accepted for output in outputs])
+        return outputs[-1]._replace(accepted=accepted, forwards=len(outputs))
+
+
+def max_forwards(forward_seconds: float | None, block_size: int) -> int:
+    """Forwards of a step, at most.
 
     Args:
-        pass_seconds: what one takes; None if that is unknown.
+        forward_seconds: of one; None if not measured.
         block_size: tokens that slots are reserved for in every step, at least.
     """
-    passes = UNMEASURED_PASSES if pass_seconds is None else int(RUN_SECONDS / pass_seconds)
-    return max(1, min(passes, block_size))
+    if forward_seconds is None:
+        forwards = UNMEASURED_FORWARDS
+    else:
+        forwards = int(STEP_SECONDS / forward_seconds)
+    return max(1, min(forwards, block_size))
 
 
-def may_run_on(batch: ScheduleBatch) -> bool:
-    """Whether a step may commit several plain tokens of each request.
+def can_multi_step(batch: ScheduleBatch) -> bool:
+    """Whether a step may commit several tokens of each request without a draft.
 
-    Not under overlap, where the host must not wait and hides its work already; and not where a
+    Not under overlap, where the host must not wait and its work is hidden already; and not where a
     token's rules need what the host has made of the one before: grammars, custom logit processors,
-    log-probabilities; nor where a pass hands over more than its tokens, as routed experts.
+    log-probabilities; nor where a forward returns more than its tokens, such as routed experts.
     """
     features = get_exec().features
     return (
@@ -56,21 +108,21 @@ def may_run_on(batch: ScheduleBatch) -> bool:
 
 
 class Ends:
-    """When a run has to stop: once too much of it goes to requests that have ended.
+    """When a step has to stop: once too much of it goes to requests that have ended.
 
-    What a request says behind its end is dropped, as behind an end inside an accepted block. With
-    many requests one ends every few tokens; a run that stopped each time would hide no work of the
-    host. Only stop tokens and the length limit are looked at; a stop string is found after the run.
+    Tokens of a request behind its end are dropped, as behind an end inside an accepted prefix. With
+    many requests one ends every few tokens; a step that stopped each time would hide no work of the
+    host. Only stop tokens and the length limit are checked; a stop string is found after the step.
     """
 
     def __init__(self, batch: ScheduleBatch, *, strict: bool) -> None:
-        """Look up where the requests of a batch end.
+        """Find where the requests of a batch end.
 
         Args:
             batch: decoding.
-            strict: stop at the first end, where a state is handed on that cannot be shortened.
+            strict: stop at the first end.
         """
-        self.tokens = [0] * len(batch.reqs)  # of each request's in this run, those up to its end
+        self.tokens = [0] * len(batch.reqs)  # of each request in this step, up to its end
         self._ending_ids = [ending_ids(req) for req in batch.reqs]
         self._left = [tokens_left(req) for req in batch.reqs]
         self._running = set(range(len(batch.reqs)))
@@ -78,41 +130,41 @@ class Ends:
         self._wasted = 0
         self._boundary: int | None = None
         if batch.mamba_track_indices is not None:
-            # The scheduler looks for a kept state at the last token of a run only.
+            # The scheduler looks for a tracked state at the last token of a step only.
             interval = mamba_track_grid(batch.tree_cache.page_size)
             self._boundary = int((interval - batch.seq_lens_cpu % interval).min())
 
     def reached(self, last: Acceptance, committed: int) -> bool:
-        """Whether the run is over; to be asked after each of its passes.
+        """Whether the step has to stop; call it after each forward.
 
         Args:
-            last: of the last pass.
-            committed: tokens of each request so far in this run.
+            last: of the last forward.
+            committed: tokens of each request so far in this step.
         """
         ids = last.bonus_ids.tolist()  # waits for the device
         for row in list(self._running):
             self.tokens[row] = committed
             if committed >= self._left[row] or ids[row] in self._ending_ids[row]:
                 self._running.remove(row)
-        self._wasted += len(ids) - len(self._running)  # in the next pass
+        self._wasted += len(ids) - len(self._running)  # in the next forward
         return not self._running or self._wasted > self._may_waste or committed == self._boundary
 
 
 def advance(batch: ScheduleBatch, last: Acceptance) -> None:
-    """Let the batch be as the next pass finds it; the scheduler restores it after the step."""
+    """Let the batch be as the next forward needs it; the scheduler restores it after the step."""
     batch.seq_lens = last.new_seq_lens
     if batch.seq_lens_cpu is not None:
         batch.seq_lens_cpu = batch.seq_lens_cpu + 1
         batch.seq_lens_sum += len(batch.reqs)
 
 
-def joined(run: Sequence[Acceptance]) -> Acceptance:
-    """What a whole run commits: every token, without a draft among them."""
-    last = run[-1]
+def concat_acceptances(acceptances: Sequence[Acceptance]) -> Acceptance:
+    """Commit every token of several forwards, none of them a draft."""
+    last = acceptances[-1]
     return Acceptance(
         accept_len=last.accept_len,
-        commit_len=last.commit_len * len(run),
+        commit_len=last.commit_len * len(acceptances),
         bonus_ids=last.bonus_ids,
-        output_ids=torch.cat([one.output_ids for one in run], dim=1),
+        output_ids=torch.cat([one.output_ids for one in acceptances], dim=1),
         new_seq_lens=last.new_seq_lens,
     )

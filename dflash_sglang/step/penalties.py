@@ -23,7 +23,7 @@ from dflash_sglang.core.penalties import (
     counts_along,
     scaling_penalties,
 )
-from dflash_sglang.step.stop_ids import stop_ids
+from dflash_sglang.step.end_of_request import stop_ids
 
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import Req, ScheduleBatch

@@ -1,30 +1,146 @@
-"""Which requests the worker serves; the others get a 400 that says why."""
+"""What a request asks for: refusals, its own options, and how many tokens a step may commit."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
-from sglang.srt.runtime_context import get_exec
-
-from dflash_sglang.step.draft_limits import wish_problem
+import torch
+from sglang.srt.runtime_context import get_exec, get_spec
+from sglang.srt.utils.common import async_h2d
+from torch import Tensor
 
 if TYPE_CHECKING:
-    from sglang.srt.managers.schedule_batch import Req
+    from sglang.srt.configs.model_config import ModelConfig
+    from sglang.srt.managers.schedule_batch import Req, ScheduleBatch
 
+REQUEST_KEY = "dflash"  # in custom_params of a request's sampling parameters
 _INSTEAD = "Leave it out, or send the request to a server without --speculative-algorithm DFLASH."
 
 
+def max_commit(req: Req) -> int | None:
+    """Most tokens that a request may commit in a step, 1 for no speculation; None for no limit.
+
+    A custom logit processor may read the output so far and keep state, so it is called once per
+    committed token, as without speculation. Everything else is the request's own option.
+    """
+    if req.custom_logit_processor is not None:
+        return 1
+    options = (req.sampling_params.custom_params or {}).get(REQUEST_KEY)
+    if options is None:
+        return None
+    return 1 if not options.get("speculative", True) else options.get("max_width")
+
+
+class CommitLimits:
+    """Most tokens that the requests of a batch may commit in a step."""
+
+    def __init__(
+        self, block_size: int, draft_range: int | None, device: torch.device | str
+    ) -> None:
+        """Makes the limits of a server.
+
+        Args:
+            block_size: of the drafter, the anchor counted.
+            draft_range: positions the drafter was made for; None if no request gets past them.
+            device: of the limits.
+        """
+        self._drafts = block_size - 1
+        self._range = draft_range
+        self._device = device
+
+    def of(self, batch: ScheduleBatch) -> list[int | None]:
+        """Most tokens of each request, as far as the host knows its length; None for no limit."""
+        return [1 if self._past_range(req) else max_commit(req) for req in batch.reqs]
+
+    def on_device(self, batch: ScheduleBatch, limits: Sequence[int | None]) -> Tensor | None:
+        """Most drafts that each request may accept, [bs] int32; None where all may be accepted.
+
+        Args:
+            batch: `seq_lens` are the committed lengths; the host's may lag a step behind.
+            limits: of the batch.
+        """
+        drafts = [
+            self._drafts if limit is None else min(limit - 1, self._drafts) for limit in limits
+        ]
+        if self._range is None and min(drafts) == self._drafts:
+            return None
+        limit = async_h2d(drafts, dtype=torch.int32, device=self._device)
+        if self._range is not None:
+            past = batch.seq_lens + self._drafts >= self._range
+            limit = limit.masked_fill_(past, 0)
+        return limit
+
+    def _past_range(self, req: Req) -> bool:
+        """Whether the next block of a request reaches past the drafter's range."""
+        if self._range is None:
+            return False
+        known = len(req.origin_input_ids) + len(req.output_ids)  # the anchor's position, plus 1
+        return known + self._drafts > self._range
+
+
+def draft_range(draft_config: Any, verifier_config: ModelConfig) -> int | None:
+    """Positions the drafter was made for; None when no request can get past them.
+
+    Args:
+        draft_config: the drafter's own config.json.
+        verifier_config: SGLang's view of the verifier.
+    """
+    positions: int | None = getattr(draft_config, "max_position_embeddings", None)
+    # The last block of a request reaches past the context by its rejected drafts.
+    reached = verifier_config.context_len + get_spec().speculative_num_draft_tokens
+    return None if positions is None or positions >= reached else positions
+
+
 def refusal(req: Req) -> str | None:
-    """Why the request cannot be served, or cannot be served exactly with speculation; else None.
+    """Why a request cannot be served, or not exactly with speculation; None if it can.
 
     Args:
         req: a request as the scheduler has received it, sampling parameters normalised.
     """
-    return _malformed(req) or wish_problem(req.sampling_params.custom_params) or _inexact(req)
+    return _malformed(req) or options_problem(req.sampling_params.custom_params) or _not_exact(req)
+
+
+def options_problem(custom_params: Mapping[str, Any] | None) -> str | None:
+    """What is wrong with a request's options; None when nothing is.
+
+    Args:
+        custom_params: of the request's sampling parameters.
+    """
+    options = (custom_params or {}).get(REQUEST_KEY)
+    if options is None:
+        return None
+    if not isinstance(options, dict) or not set(options) <= {"max_width", "speculative"}:
+        given = options
+    elif not isinstance(options.get("speculative", True), bool):
+        given = options["speculative"]
+    elif type(options.get("max_width", 1)) is not int or options.get("max_width", 1) < 1:
+        given = options["max_width"]
+    else:
+        return None
+    return (
+        f"custom_params[{REQUEST_KEY!r}] has {given!r}. Give an object with "
+        '"max_width", an integer from 1 on, and "speculative", true or false; each may be left out.'
+    )
+
+
+def clear_rejected_options(req: Req) -> None:
+    """Remove from a refused request what it was refused for.
+
+    SGLang answers a refused request by way of a prefill of one dummy token, whose sampler would
+    fail on the same parameters.
+    """
+    params = req.sampling_params
+    params.min_p = 0.0
+    params.min_new_tokens = 0
+    params.custom_params = None
+    req.custom_logit_processor = None
+    req.return_hidden_states = False
+    req.return_sampling_mask = False
 
 
 def _malformed(req: Req) -> str | None:
-    """Ids outside the vocabulary, which would end the scheduler and everybody's requests."""
+    """Ids outside the vocabulary, which would end the scheduler and every request with it."""
     params = req.sampling_params
     named = {"input_ids": req.origin_input_ids}
     if params.min_new_tokens > 0:
@@ -39,7 +155,7 @@ def _malformed(req: Req) -> str | None:
     return None
 
 
-def _inexact(req: Req) -> str | None:
+def _not_exact(req: Req) -> str | None:
     if req.return_hidden_states:
         return f"return_hidden_states is not supported with DFLASH. {_INSTEAD}"
     if req.return_sampling_mask:
@@ -51,18 +167,3 @@ def _inexact(req: Req) -> str | None:
             "--enable-deterministic-inference gives every request. Leave min_p at 0."
         )
     return None
-
-
-def disarm(req: Req) -> None:
-    """Take from a refused request what it was refused for.
-
-    SGLang answers a refused request by way of a prefill of one dummy token, whose sampler would
-    trip over the same parameters.
-    """
-    params = req.sampling_params
-    params.min_p = 0.0
-    params.min_new_tokens = 0
-    params.custom_params = None
-    req.custom_logit_processor = None
-    req.return_hidden_states = False
-    req.return_sampling_mask = False

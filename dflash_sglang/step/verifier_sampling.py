@@ -1,21 +1,24 @@
-"""Which token the verifier itself would produce at every position of a drafted block."""
+"""The verifier's own token at every position of a block, by the rules of its request."""
 
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 import torch
 from sglang.srt.layers.logits_processor import LogitsProcessorOutput
+from sglang.srt.layers.sampler import apply_custom_logit_processor, sampling_from_probs_torch
+from sglang.srt.sampling.sampling_params import TOP_K_ALL
 from torch import Tensor
 
 from dflash_sglang.core.distribution import Filters, verifier_probs
-from dflash_sglang.step.logit_processors import apply_processors
 from dflash_sglang.step.penalties import PenalisedRows, Penalties
 
 if TYPE_CHECKING:
     from sglang.srt.constrained.base_grammar_backend import GrammarMask
-    from sglang.srt.managers.schedule_batch import ScheduleBatch
+    from sglang.srt.managers.schedule_batch import Req, ScheduleBatch
     from sglang.srt.model_executor.model_runner import ModelRunner
     from sglang.srt.sampling.sampling_batch_info import SamplingBatchInfo
 
@@ -130,3 +133,100 @@ def _per_position(info: SamplingBatchInfo, width: int) -> SamplingBatchInfo:
         custom_logit_processor=None,
         custom_params=None,
     )
+
+
+def apply_processors(logits: Tensor, batch: ScheduleBatch, anchor_ids: Tensor) -> None:
+    """Run the batch's processors on the first position of every block, in place.
+
+    Only that position is committed for their requests (see `max_commit`), so a processor is called
+    once per token, with the output before it.
+
+    Args:
+        logits: [bs, width, vocab] float32.
+        batch: the decode batch.
+        anchor_ids: [bs] int64, the last committed token of each request.
+    """
+    with complete_outputs(batch.reqs, anchor_ids, batch.seq_lens + 1):
+        apply_custom_logit_processor(logits[:, 0], batch.sampling_info)
+
+
+@contextmanager
+def complete_mixed_outputs(batch: ScheduleBatch) -> Iterator[None]:
+    """`complete_outputs` around a prefill, whose decode rows go through the ordinary sampler.
+
+    Args:
+        batch: an extend batch; the decode rows of a mixed one come last, a token each.
+    """
+    decoding = len(batch.decoding_reqs or ())
+    if decoding == 0 or not batch.sampling_info.has_custom_logit_processor:
+        yield
+        return
+    last = slice(-decoding, None)
+    with complete_outputs(batch.reqs[last], batch.input_ids[last], batch.seq_lens[last]):
+        yield
+
+
+@contextmanager
+def complete_outputs(reqs: Sequence[Req], last_ids: Tensor, total_lens: Tensor) -> Iterator[None]:
+    """Let `Req.output_ids` hold everything committed while processors run.
+
+    Under overlap the host learns of a token one step late. Requests with a processor commit one
+    token a step, so at most the last one is missing.
+
+    Args:
+        reqs: running requests.
+        last_ids: [n] int64, the last committed token of each request.
+        total_lens: [n] int64, tokens of prompt and output, that one included.
+    """
+    rows = [row for row, req in enumerate(reqs) if req.custom_logit_processor is not None]
+    known = torch.stack([last_ids, total_lens])[:, rows].tolist()  # waits for the device
+    behind = [
+        (reqs[row], token)
+        for row, token, total in zip(rows, *known, strict=True)
+        if len(reqs[row].origin_input_ids) + len(reqs[row].output_ids) == total - 1
+    ]
+    for req, token in behind:
+        req.output_ids.append(token)
+    yield
+    for req, _ in behind:
+        req.output_ids.pop()
+
+
+def draw_unfiltered_alone(
+    original: Callable[..., Any],
+    probs: Tensor,
+    top_ks: Tensor,
+    top_ps: Tensor,
+    min_ps: Tensor,
+    need_min_p_sampling: bool,
+    sampling_seed: Tensor | None,
+    positions: Tensor,
+    **options: Any,
+) -> Any:
+    """AROUND hook on the torch sampler: a request without filters draws as if it were alone.
+
+    A seed is hashed with the column of a token, and the sampler sorts the columns as soon as one
+    request of the batch filters. Alone, an unfiltered request is drawn over unsorted columns; so it
+    is here.
+
+    Args:
+        original: SGLang's sampler.
+        probs: [n, vocab] float32.
+        top_ks: [n] int32.
+        top_ps: [n] float32.
+        min_ps: [n] float32.
+        need_min_p_sampling: whether a request has min-p; never with a seed.
+        sampling_seed: [n] int64, None without --enable-deterministic-inference.
+        positions: [n] int64.
+        options: passed on.
+
+    Source: sglang/srt/layers/sampler.py:Sampler._sample_from_probs.
+    """
+    filtered = original(
+        probs, top_ks, top_ps, min_ps, need_min_p_sampling, sampling_seed, positions, **options
+    )
+    if sampling_seed is None or options.get("return_filtered_probs"):
+        return filtered
+    alone = sampling_from_probs_torch(probs, sampling_seed=sampling_seed, positions=positions)
+    unfiltered = (top_ks == TOP_K_ALL) & (top_ps == 1.0)
+    return torch.where(unfiltered, alone, filtered)

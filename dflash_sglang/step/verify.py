@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
-from dflash_kernels.types import Block
+from dflash_kernels.types import Acceptance, Block
 from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode
 from sglang.srt.speculative.dflash_info import DFlashVerifyInput
 from sglang.srt.speculative.spec_utils import GrammarTree, build_grammar_vocab_mask
 from torch import Tensor
 
-from dflash_sglang.step.penalties import PenalisedRows
+from dflash_sglang.step.penalties import PenalisedRows, Penalties
 from dflash_sglang.step.setup.width_runners import WidthRunners
 from dflash_sglang.step.state import host_block_lens
 from dflash_sglang.step.verifier_sampling import VerifierSampler
@@ -25,22 +25,36 @@ if TYPE_CHECKING:
 
 
 class Verified(NamedTuple):
-    """What the verifier says of a drafted block."""
+    """The verifier's output for a block of each request."""
 
     logits: Tensor  # [bs * width, vocab] float32, adjusted by the requests' rules
     features: Tensor  # [bs * width, taps * hidden], tapped hidden states of the block
+    penalised: PenalisedRows | None  # requests with penalties
     logits_output: LogitsProcessorOutput
     forward_result: GenerationBatchResult
+
+
+class StepOutput(NamedTuple):
+    """What a decode step hands to the scheduler."""
+
+    verified: Verified
+    accepted: Acceptance
+    forwards: int = 1  # of the verifier; above 1 in multi-step decoding
 
 
 class Verifier:
     """Runs the verifier over `width` tokens per request and applies the requests' rules."""
 
     def __init__(
-        self, target_worker: TpModelWorker, sampler: VerifierSampler, runners: WidthRunners
+        self,
+        target_worker: TpModelWorker,
+        sampler: VerifierSampler,
+        penalties: Penalties,
+        runners: WidthRunners,
     ) -> None:
         self._worker = target_worker
         self._sampler = sampler
+        self._penalties = penalties
         self._runners = runners
 
     def verify(
@@ -48,17 +62,15 @@ class Verifier:
         batch: ScheduleBatch,
         block: Block,
         plan: KVLocPlan,
-        penalised: PenalisedRows | None,
         grammar_barrier: Callable[[], None] | None,
     ) -> Verified:
-        """Verify one drafted block per request.
+        """Verify one block per request.
 
         Args:
             batch: the decode batch; its forward fields are overwritten (the scheduler restores
                 them).
-            block: the drafted ids, with the anchor in column 0; positions and slots.
+            block: the anchor in column 0 and the drafts behind it; positions and slots.
             plan: the block's slot ids.
-            penalised: the rows with penalties.
             grammar_barrier: advances grammars over the previous step's tokens; None when they
                 already are.
         """
@@ -76,10 +88,12 @@ class Verifier:
                 device=logits.device,
                 barrier=grammar_barrier,
             )
+        penalised = self._penalties.rows_of(batch)
         self._sampler.adjust(logits, batch, block.ids, penalised, grammar_mask)
         return Verified(
             logits=logits,
             features=logits_output.hidden_states,
+            penalised=penalised,
             logits_output=logits_output,
             forward_result=forward_result,
         )

@@ -1,15 +1,15 @@
-"""The width of each step: asks the policy, and tells it what became of the step."""
+"""The width of each decode step, and what the policy learns from it."""
 
 from __future__ import annotations
 
+import time
 from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import torch
 from sglang.srt.runtime_context import get_parallel
-from torch import Tensor
 
 from dflash_sglang.core.width import (
     CostTable,
@@ -18,179 +18,131 @@ from dflash_sglang.core.width import (
     WidthPolicy,
     WidthSettings,
 )
-from dflash_sglang.step.draft_limits import DraftLimits
-from dflash_sglang.step.multi_step import may_run_on, run_passes
-from dflash_sglang.step.step_clock import Mark, StepClock
 
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import ScheduleBatch
 
-
-class Choice(NamedTuple):
-    """How a decode step is to run."""
-
-    width: int  # drafted tokens of each request, the anchor counted
-    passes: int = 1  # above 1 only at width 1: so many one after another, at most
-    confident: bool = False  # whether `narrow` wants the drafter's confidences
+Mark = float | torch.cuda.Event  # a point in time, of the host or of the stream
 
 
 @dataclass
-class Step:
-    """A decode step that the policy has not heard of yet."""
+class DecodeStep:
+    """One decode step, from its beginning to the outcome that the policy learns from."""
 
-    keys: Sequence[str]
-    width: int
-    begin: Mark
-    passes: int = 1
-    done: Mark | None = None  # its passes have run
-    end: Mark | None = None  # beginning of the next decode step
-    disturbed: bool = False  # something else ran in between
-    verified: int | None = None  # tokens verified of each request; None: all that were drafted
-    confidences: Sequence[Sequence[float]] | None = None
-    accept_lens: Sequence[int] | None = None  # None until the host knows them
+    keys: Sequence[str]  # ids of its requests
+    begin: Mark | None = None  # not marked without a policy
+    width: int = 0  # 0 until it is chosen
+    forwards: int = 1  # of the verifier; above 1 in multi-step decoding
+    end: Mark | None = None  # its forwards are done
+    next_begin: Mark | None = None  # of the next decode step
+    interrupted: bool = False  # something else ran before the next decode step
+    accept_lens: Sequence[int] | None = None  # None until the host has them
 
 
-class Widths:
-    """Chooses widths for a worker whose results the host learns one step late."""
+class WidthController:
+    """Runs the policy for a worker whose outcomes reach the host late.
+
+    A decode step goes through `begin`, `choose` and `end`; its outcome arrives later, at
+    `report_acceptance`. `learn` hands complete steps to the policy, in order.
+    """
 
     def __init__(
-        self,
-        block_size: int,
-        settings: WidthSettings,
-        limits: DraftLimits,
-        device: torch.device | str,
+        self, block_size: int, settings: WidthSettings, device: torch.device | str
     ) -> None:
-        self._limits = limits
         self.ladder = settings.ladder(block_size)
         self._block_size = block_size
         self._settings = settings
         self._clock = StepClock(device)
-        self._steps: deque[Step] = deque()
-        self._limited: dict[str, int] = {}  # what the policy was told of a request
+        self._steps: deque[DecodeStep] = deque()  # not learned from yet, the oldest first
+        self._limits: dict[str, int] = {}  # that the policy has, by request
         self._policy: WidthPolicy | None = None
         self._costs: CostTable | None = None
         self._tp_group = get_parallel().tp_group
-        self._chosen: Counter[int] = Counter()
-        self._between = RunningMedian()  # seconds from a step's passes to the next step
+        self._forwards: Counter[int] = Counter()  # by width
+        self._gap = RunningMedian()  # seconds from a step's forwards to the next step
 
     @property
     def adaptive(self) -> bool:
-        """Whether there is anything to choose."""
+        """Whether there is more than one width."""
         return len(self.ladder) > 1
 
     def start(self, costs: CostTable) -> None:
-        """Choose from now on; until then every step has the widest width."""
+        """Use the policy from now on; until then every step has the widest width."""
         self._costs = costs
         self._policy = WidthPolicy(self._block_size, costs, self._settings)
 
-    def choose(self, batch: ScheduleBatch) -> Choice:
-        """How the step that is about to run does so."""
-        width = self.ladder[-1] if self._policy is None else self._choose(self._policy, batch)
-        self._chosen[width] += 1
-        if width == 1:
-            return Choice(width, passes=self._passes(batch) if may_run_on(batch) else 1)
-        return Choice(width, confident=self._asks(len(batch.reqs), width))
+    def begin(self, batch: ScheduleBatch) -> DecodeStep:
+        """A decode step begins; the time of the previous one ends here."""
+        step = DecodeStep([req.rid for req in batch.reqs])
+        if self._policy is not None:
+            step.begin = self._clock.mark()
+            if self._steps and self._steps[-1].next_begin is None:
+                self._steps[-1].next_begin = step.begin
+            self._steps.append(step)
+        return step
 
-    def _asks(self, batch_size: int, width: int) -> bool:
-        if self._policy is None or batch_size > self._settings.confident_batch:
-            return False
-        return bool(self._agreed(self._policy.asks(batch_size, width)))
+    def learn(self) -> None:
+        """Hand the steps to the policy whose outcomes have arrived."""
+        while (
+            self._policy is not None
+            and self._steps
+            and (accept_lens := self._steps[0].accept_lens) is not None
+        ):
+            step = self._steps.popleft()
+            self._policy.observe(
+                ObservedStep(step.keys, accept_lens, step.width, self._seconds(step), step.forwards)
+            )
 
-    def _passes(self, batch: ScheduleBatch) -> int:
-        seconds = None if self._costs is None else self._costs.seconds(len(batch.reqs), 1)
-        return self._agreed(run_passes(seconds, self._block_size))
-
-    def narrow(self, confidences: Tensor) -> int:
-        """How many of the tokens drafted for the chosen step to verify.
+    def choose(self, step: DecodeStep, limits: Sequence[int | None]) -> int:
+        """The width of a step: tokens of each request to draft and verify, the anchor counted.
 
         Args:
-            confidences: [bs, width - 1] float32, the drafter's probability of each draft; the host
-                waits for them.
+            step: that has begun.
+            limits: most tokens that each request may commit, None for a whole block.
         """
-        assert self._policy is not None
-        step = self._steps[-1]
-        step.confidences = confidences.tolist()
-        verified = self._agreed(self._policy.narrow(step.keys, step.width, step.confidences))
-        step.verified = verified
-        self._chosen[step.width] -= 1
-        self._chosen[verified] += 1
-        return verified
-
-    def ran(self, passes: int = 1) -> None:
-        """The step that was chosen last has run, in so many passes."""
-        if passes > 1:
-            self._chosen[1] += passes - 1
+        step.width = self.ladder[-1]
         if self._policy is not None:
-            self._steps[-1].passes = passes
-            self._steps[-1].done = self._clock.mark()
+            for key, limit in zip(step.keys, limits, strict=True):
+                if limit is not None and self._limits.get(key) != limit:
+                    self._policy.limit(key, limit)
+                    self._limits[key] = limit
+            step.width = self.agree(self._policy.choose(step.keys))
+        return step.width
 
-    def steps_by_width(self) -> dict[str, int]:
-        """Passes of the verifier over decoding requests so far, by their width."""
-        return {str(width): self._chosen[width] for width in self.ladder}
+    def end(self, step: DecodeStep, forwards: int) -> None:
+        """The forwards of a step have been launched."""
+        self._forwards[step.width] += forwards
+        if self._policy is not None:
+            step.forwards = forwards
+            step.end = self._clock.mark()
 
-    def _choose(self, policy: WidthPolicy, batch: ScheduleBatch) -> int:
-        now = self._clock.mark()
-        if self._steps and self._steps[-1].end is None:
-            self._steps[-1].end = now
-        self._report(policy)
-        keys = [req.rid for req in batch.reqs]
-        for req in batch.reqs:
-            most = self._limits.most(req)
-            if most is not None and self._limited.get(req.rid) != most:
-                policy.limit(req.rid, most)
-                self._limited[req.rid] = most
-        width = self._agreed(policy.choose(keys))
-        self._steps.append(Step(keys, width, now))
-        return width
-
-    def disturb(self) -> None:
-        """Something else than a decode step runs: when the next begins says nothing."""
+    def interrupt(self) -> None:
+        """Something else runs: the gap to the next decode step is not decode time."""
         if self._steps:
-            self._steps[-1].disturbed = True
+            self._steps[-1].interrupted = True
 
-    def verified(self, accept_lens: Sequence[int]) -> None:
-        """Accepted drafts of every request of the oldest step that has none yet."""
+    def report_acceptance(self, accept_lens: Sequence[int]) -> None:
+        """The outcome of the oldest step without one: accepted drafts of each request."""
         waiting = (step for step in self._steps if step.accept_lens is None)
         step = next(waiting, None)
         if step is not None:
             step.accept_lens = accept_lens
 
-    def finished(self, rid: str) -> None:
-        """A request is done."""
-        self._limited.pop(rid, None)
+    def forget(self, rid: str) -> None:
+        """Drop a finished request."""
+        self._limits.pop(rid, None)
         if self._policy is not None:
             self._policy.forget(rid)
 
-    def _report(self, policy: WidthPolicy) -> None:
-        while self._steps and self._steps[0].accept_lens is not None:
-            step = self._steps.popleft()
-            assert step.accept_lens is not None
-            policy.observe(
-                ObservedStep(
-                    step.keys,
-                    step.accept_lens,
-                    step.width,
-                    self._seconds(step),
-                    step.passes,
-                    step.verified,
-                    step.confidences,
-                )
-            )
+    def forwards_by_width(self) -> dict[str, int]:
+        """Forwards of the verifier over decoding requests so far."""
+        return {str(width): self._forwards[width] for width in self.ladder}
 
-    def _seconds(self, step: Step) -> float | None:
-        """What a step took, with what lies between it and the next, or usually does."""
-        if step.done is None:
-            return None
-        passes = self._clock.seconds(step.begin, step.done)
-        if passes is None or step.end is None or step.disturbed:
-            return None if passes is None else passes + self._between.value
-        between = self._clock.seconds(step.done, step.end)
-        if between is None:
-            return passes + self._between.value
-        self._between.add(between)
-        return passes + between
+    def seconds(self, batch_size: int, width: int) -> float | None:
+        """Expected seconds of a step; None if not measured."""
+        return None if self._costs is None else self._costs.seconds(batch_size, width)
 
-    def _agreed(self, number: int) -> int:
+    def agree(self, number: int) -> int:
         """The number of rank 0: ranks measure different times."""
         if self._tp_group.world_size == 1:
             return number
@@ -199,3 +151,40 @@ class Widths:
             shared, src=self._tp_group.ranks[0], group=self._tp_group.cpu_group
         )
         return int(shared)
+
+    def _seconds(self, step: DecodeStep) -> float | None:
+        """Duration of a step up to the next one, measured or with the usual gap between them."""
+        if step.begin is None or step.end is None:
+            return None
+        forwards = self._clock.seconds(step.begin, step.end)
+        if forwards is None or step.next_begin is None or step.interrupted:
+            return None if forwards is None else forwards + self._gap.value
+        gap = self._clock.seconds(step.end, step.next_begin)
+        if gap is None:
+            return forwards + self._gap.value
+        self._gap.add(gap)
+        return forwards + gap
+
+
+class StepClock:
+    """Times steps on the stream they run on, without waiting for the device."""
+
+    def __init__(self, device: torch.device | str) -> None:
+        self._on_stream = torch.device(device).type == "cuda"
+
+    def mark(self) -> Mark:
+        """Now; on CUDA, when the stream gets here."""
+        if not self._on_stream:
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record()
+        return event
+
+    def seconds(self, begin: Mark, end: Mark) -> float | None:
+        """Seconds between two marks; None while the stream has not reached the later one."""
+        if isinstance(begin, float) and isinstance(end, float):
+            return end - begin
+        assert isinstance(begin, torch.cuda.Event)
+        assert isinstance(end, torch.cuda.Event)
+        reached: bool = end.query()  # type: ignore[no-untyped-call]
+        return begin.elapsed_time(end) / 1000 if reached else None

@@ -27,7 +27,6 @@ class Traffic(NamedTuple):
     batch: int
     sampled: bool  # temperature, no filters; otherwise greedy
     width: int = BLOCK  # drafted and verified tokens
-    confident: bool = False  # whether the drafter is asked how sure it is
 
 
 class Anything(SimpleNamespace):

@@ -1,4 +1,4 @@
-"""A plugin for tests: a width policy that picks at random, before a draft and before a verify."""
+"""A plugin for tests: a width policy that picks at random."""
 
 from __future__ import annotations
 
@@ -16,9 +16,4 @@ def register() -> None:
         width: int = generator.choice(policy.widths)
         return width
 
-    def narrow(policy: WidthPolicy, keys: Any, width: int, confidences: Any) -> int:
-        narrower: int = generator.choice([one for one in policy.widths if one <= width])
-        return narrower
-
     WidthPolicy.choose = choose  # type: ignore[method-assign]
-    WidthPolicy.narrow = narrow  # type: ignore[method-assign]

@@ -22,7 +22,7 @@ PARTS = {
     "verify": "dflash_sglang.step.verify.Verifier.verify",
     "accept": "dflash_sglang.step.accept.Acceptor.accept",
     "context KV": "dflash_sglang.step.context_kv.ContextKV.append",
-    "width": "dflash_sglang.step.width_control.Widths.choose",
+    "width": "dflash_sglang.step.width_control.WidthController.choose",
     "worker": "dflash_sglang.step.worker.DFlashWorker.forward_batch_generation",
     "plain": "sglang.srt.managers.tp_worker.TpModelWorker.forward_batch_generation",
 }

@@ -19,7 +19,7 @@ def spoil(*args: Any, **kwargs: Any) -> None:
     """Put the mistake in."""
     from dflash_kernels.block_verify import reference
 
-    from dflash_sglang.core import accept
+    from dflash_sglang.step import accept
 
     if os.environ[RULE] == "bonus":  # drawn from p, not from what is left of it
         reference.bonus_weights = _whole_law

@@ -1,4 +1,4 @@
-"""What draft and verify passes take on this machine, measured before serving."""
+"""Seconds of draft and verify forwards on this machine, measured before serving."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import torch
-from dflash_kernels.prepare_block import narrow_block
 from dflash_kernels.types import Block
 from sglang.srt.model_executor.forward_batch_info import (
     CaptureHiddenMode,
@@ -35,7 +34,7 @@ REPEATS = 3  # and one to warm up
 
 
 class Calibration:
-    """Runs passes over made-up requests whose KV all lies in slot 0, which belongs to nobody."""
+    """Runs forwards over dummy requests that read and write the padding slot 0."""
 
     def __init__(
         self, model_runner: ModelRunner, drafter: Drafter, runners: WidthRunners, block_size: int
@@ -48,7 +47,7 @@ class Calibration:
 
     @torch.inference_mode()
     def measure(self, widths: Sequence[int], max_batch_size: int) -> CostTable:
-        """Seconds of a draft and of a verify pass by batch size and width.
+        """Seconds of a draft and of a verify forward by batch size and width.
 
         Args:
             widths: to be measured.
@@ -60,7 +59,7 @@ class Calibration:
         for batch_size in (*smaller, max_batch_size):
             batch, whole = self._batch(batch_size), self._block(batch_size)
             for width in widths:
-                block = narrow_block(whole, width)
+                block = Block(*(columns[:, :width].contiguous() for columns in whole))
                 plan = self._plan(batch, block)
                 if width > 1:
                     draft[batch_size, width] = self._seconds(
@@ -72,7 +71,7 @@ class Calibration:
         return CostTable(draft, verify)
 
     def _batch(self, batch_size: int) -> Any:
-        """What the passes read of a `ScheduleBatch`."""
+        """The members of a `ScheduleBatch` that the forwards read."""
         lens = torch.full((batch_size,), CONTEXT, dtype=torch.int64)
         return SimpleNamespace(
             seq_lens=lens.to(self._device),

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import pytest
 import torch
+from dflash_kernels.accept_match import accept_match
 from dflash_kernels.block_verify import reference
 from dflash_kernels.block_verify.reference import (
     bonus_weights,
@@ -248,7 +249,7 @@ def matched(law: Law, drafts: Sequence, thresholds: Thresholds) -> Iterator[tupl
             extra_accept = accept.relaxed(
                 draft_ids, verifier_ids, rows[None], points.view(1, -1), thresholds
             )
-            got = accept.match(
+            got = accept_match(
                 draft_ids,
                 verifier_ids,
                 torch.tensor([7]),

@@ -50,19 +50,14 @@ def best(x: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
     return ids[..., :top_k], values[..., :top_k]
 
 
-def normalisers(x: Tensor) -> Tensor:
-    return (x.view(2, BLOCK, HIDDEN)[:, 1:] @ weights().T).logsumexp(-1)
-
-
 @pytest.mark.parametrize("top_k", [1, 5])
 def test_padding_is_never_proposed(top_k: int, monkeypatch: pytest.MonkeyPatch) -> None:
     padded = torch.cat([weights(), torch.full((24, HIDDEN), 9.0)])
     tail = make(head(padded, VOCABULARY), top_k, monkeypatch)
-    got = tail.top(hidden(), normaliser=True)
+    got = tail.top(hidden())
     ids, values = best(hidden(), top_k)
     assert torch.equal(got.ids, ids)
     assert torch.equal(got.logits, values)
-    torch.testing.assert_close(got.lse, normalisers(hidden()))
 
 
 @pytest.mark.parametrize("top_k", [1, 5])
@@ -72,31 +67,28 @@ def test_ranks_propose_what_one_would(
 ) -> None:
     size = VOCABULARY // ranks
     parts = [head(part, size, size * rank) for rank, part in enumerate(weights().split(size))]
-    alone = [make(part, top_k, monkeypatch).top(hidden(), normaliser=True) for part in parts]
+    alone = [make(part, top_k, monkeypatch).top(hidden()) for part in parts]
 
     class Group:
-        """Answers with what the ranks sent: values, ids, normalisers."""
+        """Gathers what the ranks sent: values, then ids."""
 
         world_size = ranks
 
         def __init__(self) -> None:
-            self.asked = 0
+            self.calls = 0
 
         def all_gather(self, mine: Tensor, dim: int) -> Tensor:
-            self.asked += 1
-            if self.asked == 1:
+            self.calls += 1
+            if self.calls == 1:
                 return torch.cat([one.logits.flatten(0, 1) for one in alone], dim)
-            if self.asked == 2:
-                assert torch.equal(mine, alone[1].ids.flatten(0, 1) + size)
-                ids = [one.ids.flatten(0, 1) + size * rank for rank, one in enumerate(alone)]
-                return torch.cat(ids, dim)
-            return torch.cat([one.lse.reshape(-1, 1) for one in alone], dim)
+            assert torch.equal(mine, alone[1].ids.flatten(0, 1) + size)
+            ids = [one.ids.flatten(0, 1) + size * rank for rank, one in enumerate(alone)]
+            return torch.cat(ids, dim)
 
-    got = make(parts[1], top_k, monkeypatch, Group()).top(hidden(), normaliser=True)
+    got = make(parts[1], top_k, monkeypatch, Group()).top(hidden())
     ids, values = best(hidden(), top_k)
     assert torch.equal(got.ids, ids)
     assert torch.equal(got.logits, values)
-    torch.testing.assert_close(got.lse, normalisers(hidden()))
 
 
 def test_a_graphs_proposals_stay_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,5 +98,3 @@ def test_a_graphs_proposals_stay_in_place(monkeypatch: pytest.MonkeyPatch) -> No
     kept = tail.kept(2)
     assert kept.ids.data_ptr() == address
     assert torch.equal(kept.ids, best(hidden(), 1)[0])
-    assert kept.lse is not None
-    torch.testing.assert_close(kept.lse, normalisers(hidden()))

@@ -6,9 +6,7 @@ The worker's own code runs (see bench/harness/fake_gpu); each planted fault chan
 from __future__ import annotations
 
 import functools
-import json
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,14 +18,13 @@ from bench.harness.fake_gpu.capture_guard import CaptureError, check_step
 from bench.harness.fake_gpu.fakes import FakeServer, fake_gpu
 from bench.harness.fake_gpu.traffic import BLOCK, Traffic, make_batch, new
 from bench.step import launches as step_launches
-from bench.step.launches import BUDGET, OurStep, count_all
-from dflash_sglang.step import accept as acceptance
+from bench.step.launches import BUDGET, OurStep
+from dflash_sglang.step import accept
 from dflash_sglang.step.context_kv import ContextKV
 from dflash_sglang.step.draft import Drafter
-from dflash_sglang.step.draft_limits import DraftLimits
 from dflash_sglang.step.draft_tail import DraftTail
+from dflash_sglang.step.request_options import CommitLimits
 from dflash_sglang.step.verifier_sampling import VerifierSampler
-from dflash_sglang.step.width_control import Widths
 
 GREEDY, SAMPLED = Traffic(1, sampled=False), Traffic(1, sampled=True)
 
@@ -60,17 +57,6 @@ def test_the_whole_step_is_seen(step: OurStep) -> None:
     assert "dflash::draft_tail" in guard.ops("draft graph")
     assert guard.ops("scheduler") == ["aten::index_put_"]
     assert "dflash::accept_sampled" in step.run(SAMPLED).ops("step")
-
-
-def test_the_only_wait_is_for_the_drafters_confidence(
-    step: OurStep, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked = GREEDY._replace(confident=True)
-    monkeypatch.setattr(Widths, "narrow", lambda self, confidences: confidences.tolist())
-    with pytest.raises(CaptureError, match="reads"):
-        check(step, asked)
-    monkeypatch.setattr(Widths, "narrow", lambda self, confidences: BLOCK // 2)
-    assert "dflash::narrow_block" in check(step, asked)
 
 
 def test_one_op_draws_filtered_requests_but_those_with_all_filters(
@@ -148,22 +134,22 @@ def only_accepted(
     right(self, features[chosen], slots[chosen], positions[chosen])
 
 
-def pageable_limits(right: Any, self: DraftLimits, batch: Any) -> Tensor:
+def pageable_limits(right: Any, self: CommitLimits, batch: Any, limits: Any) -> Tensor:
     return torch.tensor([15] * len(batch.reqs), dtype=torch.int32, device="cuda")
 
 
-def host_number(right: Any, self: DraftLimits, batch: Any) -> None:
+def host_number(right: Any, self: CommitLimits, batch: Any, limits: Any) -> None:
     torch.tensor(len(batch.reqs), device="cuda")
 
 
-def host_index(right: Any, self: DraftLimits, batch: Any) -> None:
+def host_index(right: Any, self: CommitLimits, batch: Any, limits: Any) -> None:
     batch.seq_lens[torch.arange(len(batch.reqs))]
 
 
 def new_candidates(
     right: Any, self: DraftTail, hidden: Tensor, input_ids: Tensor | None = None
 ) -> None:
-    self.buffers = tuple(self.top(hidden, normaliser=True))
+    self.buffers = tuple(self.top(hidden))
 
 
 def new_cache(right: Callable[..., None], self: ContextKV, *chunk: Tensor) -> None:
@@ -182,29 +168,31 @@ def repeated_by_lengths(accepted: Acceptance) -> None:
 
 FAULTS = {
     "the longest accepted run is read": (
-        acceptance.accept, "match", after(lambda got: int(got.accept_len.max())), "reads"
+        accept, "accept_match", after(lambda got: int(got.accept_len.max())), "reads"
     ),
     "a branch on what was accepted": (
-        acceptance.accept, "match", after(branch_on_acceptance), "reads"
+        accept, "accept_match", after(branch_on_acceptance), "reads"
     ),
     "accepted tokens go to the host": (
-        acceptance.accept, "match", after(lambda got: got.output_ids.cpu()), "host and device"
+        accept, "accept_match", after(lambda got: got.output_ids.cpu()), "host and device"
     ),
     "the bonus as a list": (
-        acceptance.accept, "match", after(lambda got: got.bonus_ids.tolist()), "reads"
+        accept, "accept_match", after(lambda got: got.bonus_ids.tolist()), "reads"
     ),
     "rows of every accepted token": (
-        acceptance.accept, "match", after(repeated_by_lengths), "reads"
+        accept, "accept_match", after(repeated_by_lengths), "reads"
     ),
     "the rejected are looked for": (
-        acceptance.accept, "match", after(lambda got: got.accept_len.nonzero()), "reads"
+        accept, "accept_match", after(lambda got: got.accept_len.nonzero()), "reads"
     ),
     "only accepted tokens are written": (
         ContextKV, "_write", instead(only_accepted), "depends on data"
     ),
-    "limits from pageable memory": (DraftLimits, "of", instead(pageable_limits), "host and device"),
-    "a number from the host": (DraftLimits, "of", instead(host_number), "host and device"),
-    "an index on the host": (DraftLimits, "of", instead(host_index), "host and device"),
+    "limits from pageable memory": (
+        CommitLimits, "on_device", instead(pageable_limits), "host and device"
+    ),
+    "a number from the host": (CommitLimits, "on_device", instead(host_number), "host and device"),
+    "an index on the host": (CommitLimits, "on_device", instead(host_index), "host and device"),
     "new candidates at every replay": (
         DraftTail, "__call__", instead(new_candidates), "candidates' ids at width 16 is another"
     ),
@@ -228,8 +216,3 @@ def test_a_planted_fault_is_caught(
 def test_layers_written_one_by_one_exceed_the_budget(step: OurStep) -> None:
     step.worker._context_kv._one_by_one = True
     assert len(check(step, GREEDY)) > BUDGET["greedy"]
-
-
-def test_the_documented_rows_are_what_is_counted() -> None:
-    file = Path(__file__).resolve().parents[3] / "docs/data/step_launches.json"
-    assert json.loads(file.read_text()) == [row._asdict() for row in count_all()]

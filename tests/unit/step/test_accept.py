@@ -11,11 +11,10 @@ from dflash_kernels.accept_match import accept_match
 from sglang.srt.sampling.sampling_params import TOP_K_ALL
 from sglang.srt.speculative.spec_tp_sync import SpecTpSyncSite
 
-from dflash_sglang.step import accept as acceptance
-from dflash_sglang.step import fused_draw
-from dflash_sglang.step.accept import Acceptor, Rule, Thresholds
+from dflash_sglang.core.accept import Rule, Thresholds
+from dflash_sglang.step import accept
+from dflash_sglang.step.accept import Acceptor, draw_and_accept, draws_fused
 from dflash_sglang.step.draft import Draft
-from dflash_sglang.step.fused_draw import draw_and_accept, draws_fused
 
 VOCABULARY, WIDTH = 6, 3
 PLAIN = {"top_k": TOP_K_ALL, "top_p": 1.0, "min_p": 0.0}
@@ -48,7 +47,7 @@ def batch_of(*params: dict[str, Any], **info: Any) -> Any:
 
 @pytest.fixture
 def on_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fused_draw, "runs_triton", lambda _: True)
+    monkeypatch.setattr(accept, "runs_triton", lambda _: True)
 
 
 @pytest.mark.usefixtures("on_cuda")
@@ -126,7 +125,7 @@ def test_rank_zero_decides(monkeypatch: pytest.MonkeyPatch) -> None:
             return values.copy_(decided)
 
     monkeypatch.setattr(Acceptor, "_current_thresholds", lambda _: Thresholds(1.0, 1.0))
-    monkeypatch.setattr(acceptance, "get_spec", lambda: None)
+    monkeypatch.setattr(accept, "get_spec", lambda: None)
     acceptor = Acceptor(Rule.MATCH, None, Sync())  # type: ignore[arg-type]
     batch, draft = batch_of(PLAIN), Draft(torch.tensor([[0, 4, 2]]), None)
     logits = torch.zeros(WIDTH, VOCABULARY)

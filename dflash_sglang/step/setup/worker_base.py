@@ -1,0 +1,208 @@
+"""Everything of the worker but its steps: construction, memory pools, graphs, counters."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import time
+from typing import TYPE_CHECKING, Any
+
+from sglang.srt.model_executor.cuda_graph_config import Backend
+from sglang.srt.platforms import current_platform
+from sglang.srt.runtime_context import get_exec, get_parallel, get_schedule, get_spec
+from sglang.srt.speculative.base_spec_worker import BaseSpecWorker
+from sglang.srt.speculative.spec_tp_sync import SpecTpSync
+from sglang.srt.speculative.spec_utils import draft_pp_context, draft_tp_context
+
+from dflash_sglang.config import READY, Settings, read_settings
+from dflash_sglang.core.accept import Rule
+from dflash_sglang.step.accept import Acceptor, chosen_rule
+from dflash_sglang.step.context_kv import ContextKV
+from dflash_sglang.step.draft import Drafter, DraftSampling
+from dflash_sglang.step.end_of_request import EndOfRequest
+from dflash_sglang.step.multi_step import MultiStep
+from dflash_sglang.step.penalties import Penalties
+from dflash_sglang.step.recurrent_state import RecurrentStates
+from dflash_sglang.step.request_options import CommitLimits
+from dflash_sglang.step.setup.calibration import Calibration
+from dflash_sglang.step.setup.draft_model import DraftModel, build_draft_model
+from dflash_sglang.step.setup.mask_embedding import load_mask_embedding
+from dflash_sglang.step.setup.op_self_test import op_shapes, prepare_ops
+from dflash_sglang.step.setup.width_runners import WidthRunners
+from dflash_sglang.step.verifier_sampling import VerifierSampler
+from dflash_sglang.step.verify import Verifier
+from dflash_sglang.step.width_control import WidthController
+
+if TYPE_CHECKING:
+    from sglang.srt.managers.tp_worker import TpModelWorker
+    from sglang.srt.server_args import ServerArgs
+
+logger = logging.getLogger(__name__)
+
+
+class WorkerBase(BaseSpecWorker):
+    """The parts of a step, and what the scheduler asks of a worker at start.
+
+    Source: the calls of sglang/srt/managers/scheduler.py and
+        sglang/srt/speculative/base_spec_worker.py.
+    """
+
+    def __init__(
+        self,
+        server_args: ServerArgs,
+        gpu_id: int,
+        nccl_port: int,
+        target_worker: TpModelWorker,
+    ) -> None:
+        super().__init__()
+        self._target_worker = target_worker
+        self.model_runner = target_worker.model_runner
+        self.device = target_worker.device
+        self.block_size: int = get_spec().speculative_num_draft_tokens
+        self.speculative_num_draft_tokens = self.block_size
+        self.speculative_num_steps = 1
+        self._tp_sync = SpecTpSync(get_parallel().tp_group)
+        self._settings = settings = read_settings(get_spec().speculative_adaptive_config)
+        self._rule = chosen_rule()
+        draft_model = build_draft_model(
+            server_args, gpu_id, nccl_port, self.model_runner, self.block_size
+        )
+        self._draft_worker = draft_model.worker
+        self._draft_runner = draft_model.runner
+        self._window = draft_model.window
+        self._mask_token_id = draft_model.mask_token_id
+        self.draft_parallel_layout = draft_model.layout  # read by SGLang's scheduler
+        vocab_size = self.model_runner.model_config.vocab_size
+        shapes = op_shapes(
+            self.block_size,
+            vocab_size,
+            1 if self._rule is Rule.MATCH else settings.draft_top_k,
+            self._draft_runner.model,
+            self._draft_runner.kv_cache_dtype,
+        )
+        prepare_ops(settings.ops, self.device, shapes)
+        self._limits = CommitLimits(self.block_size, draft_model.range, self.device)
+        self._context_kv = ContextKV(self._draft_runner, draft_model.layout)
+        self._penalties = Penalties(vocab_size, self.device)
+        self._widths = WidthController(
+            self.block_size, settings.width_settings(self.block_size), self.device
+        )
+        self._width_runners = WidthRunners(self.model_runner, self._widths.ladder)
+        self._recurrent = RecurrentStates(self.model_runner, self._width_runners, self.block_size)
+        self._multi_step = MultiStep(
+            self._widths, self.block_size, recurrent=self._recurrent.present
+        )
+        self._end_of_request = EndOfRequest(self.model_runner)
+        sampler = VerifierSampler(self.model_runner, self._penalties)
+        self._verifier = Verifier(target_worker, sampler, self._penalties, self._width_runners)
+        self._acceptor = Acceptor(self._rule, sampler, self._tp_sync)
+        self._drafter = self._make_drafter(settings, draft_model)
+        if get_parallel().tp_rank == 0:
+            logger.info(
+                "%s: block_size=%d, mask_token_id=%d, draft_window_size=%s, accept_rule=%s, %s.",
+                READY,
+                self.block_size,
+                self._mask_token_id,
+                get_spec().speculative_draft_window_size,
+                self._rule.value,
+                settings,
+            )
+
+    def _make_drafter(self, settings: Settings, draft_model: DraftModel) -> Drafter:
+        sampling = DraftSampling(settings.draft_temperature, settings.draft_top_k)
+        return Drafter(
+            verifier_runner=self.model_runner,
+            draft_runner=draft_model.runner,
+            layout=draft_model.layout,
+            widths={*self._widths.ladder, self.block_size} - {1},
+            max_batch_size=get_schedule().max_running_requests,
+            window=draft_model.window,
+            mask_embedding=load_mask_embedding(
+                get_spec().speculative_draft_model_path, draft_model.mask_token_id, self.device
+            ),
+            sampling=None if self._rule is Rule.MATCH else sampling,
+        )
+
+    @property
+    def spec_v2_attn_backends(self) -> tuple[Any, ...]:
+        """Attention backends of a step; the scheduler reads whether they need host lengths."""
+        return (
+            self.model_runner.attn_backend,
+            *self._width_runners.backends(),
+            *self._drafter.attn_backends(),
+        )
+
+    def internal_state(self) -> dict[str, Any]:
+        """Effective settings and counters, for /get_server_info."""
+        return {
+            "accept_rule": self._rule.value,
+            **dataclasses.asdict(self._settings),
+            "steps_by_width": self._widths.forwards_by_width(),
+        }
+
+    def weight_update_runners(self) -> list[tuple[str, Any]]:
+        """(role, runner) pairs that weight updates apply to; called before each of them."""
+        self._context_kv.weights_change()
+        return [("draft", self._draft_runner)]
+
+    def alloc_memory_pool(
+        self,
+        memory_pool_config: Any = None,
+        req_to_token_pool: Any = None,
+        token_to_kv_pool_allocator: Any = None,
+    ) -> None:
+        """Allocate the drafter's KV pool over the verifier's slots.
+
+        With a window the drafter keeps a request-to-slot table of its own.
+        """
+        with draft_tp_context(self.draft_parallel_layout):
+            self._draft_worker.alloc_memory_pool(
+                memory_pool_config=memory_pool_config,
+                req_to_token_pool=None if self._window is not None else req_to_token_pool,
+                token_to_kv_pool_allocator=token_to_kv_pool_allocator,
+            )
+        if self._window is not None:
+            self._window.bind(req_to_token_pool, self._draft_runner.req_to_token_pool)
+        self._context_kv.bind()
+
+    def init_attention_backends(self) -> None:
+        """Create the drafter's attention backend."""
+        with draft_pp_context(), draft_tp_context(self.draft_parallel_layout):
+            self._draft_worker.init_attention_backends()
+            self._drafter.init_attention()
+
+    def init_cuda_graphs(self) -> None:
+        """Make forwards of every width ready, captured where the platform captures graphs."""
+        capture = get_exec().graph.cuda_graph_config.decode.backend != Backend.DISABLED and not (
+            current_platform.is_out_of_tree() and not current_platform.capabilities.graph_capture
+        )
+        if capture:
+            self._drafter.capture_tail()
+        self._drafter.init_graphs(self._draft_worker, capture=capture)
+        self._width_runners.build(capture=capture)
+        if self._widths.adaptive:
+            self._calibrate()
+
+    def _calibrate(self) -> None:
+        begin = time.perf_counter()
+        calibration = Calibration(
+            self.model_runner, self._drafter, self._width_runners, self.block_size
+        )
+        costs = calibration.measure(self._widths.ladder, get_schedule().max_running_requests)
+        self._widths.start(costs)
+        logger.info(
+            "DFLASH measured forwards at widths %s in %.1f s: %s.",
+            ", ".join(map(str, self._widths.ladder)),
+            time.perf_counter() - begin,
+            costs,
+        )
+
+    def on_verify_complete_cpu(
+        self, num_correct_drafts_per_req: list[int], batch_size: int = 0
+    ) -> None:
+        """Accepted drafts of the oldest decode step that has not been reported, on the host."""
+        self._widths.report_acceptance(num_correct_drafts_per_req)
+
+    def note_request_finished(self, *, rid: str, natural_stop: bool) -> None:
+        """A request is done."""
+        self._widths.forget(rid)
