@@ -45,7 +45,8 @@ class Acceptor:
         self._sampler = sampler
         self._tp_sync = tp_sync
         self._thresholds = Thresholds(1.0, 1.0)
-        self._current_thresholds()  # logs inexact ones before the first request
+        self._exact = True
+        self._update_thresholds()  # logs inexact ones before the first request
 
     def draft_uniforms(self, batch: ScheduleBatch, block: Block) -> Tensor | None:
         """Random numbers to draw the drafts by, where the rule wants drafts that are drawn.
@@ -107,8 +108,8 @@ class Acceptor:
     ) -> Acceptance:
         """Accept the drafts that equal the verifier's tokens."""
         all_greedy = batch.sampling_info.is_all_greedy
-        thresholds = self._current_thresholds()
-        relax = not (thresholds.exact or all_greedy)
+        self._update_thresholds()
+        relax = not (self._exact or all_greedy)
         if not relax and not all_greedy and draws_fused(batch, logits):
             return self._draw_and_match(batch, draft_ids, logits, limit)
         # Before the draw: the sampler overwrites the logits.
@@ -119,7 +120,7 @@ class Acceptor:
         extra = None
         if probs is not None:
             uniforms = self._uniforms(draft_ids.shape[0], draft_ids.shape[1] - 1, logits.device)
-            extra = relaxed(draft_ids, verifier_ids, probs, uniforms, thresholds)
+            extra = relaxed(draft_ids, verifier_ids, probs, uniforms, self._thresholds)
             extra &= (batch.sampling_info.top_ks > 1)[:, None]
         return accept_match(
             draft_ids, verifier_ids, batch.seq_lens, limit=limit, extra_accept=extra
@@ -141,20 +142,19 @@ class Acceptor:
         values = torch.rand(bs, width, device=device)
         return self._tp_sync.sync(SpecTpSyncSite.DFLASH_ACCEPT_SAMPLE, values)
 
-    def _current_thresholds(self) -> Thresholds:
-        """The thresholds in force: SGLang's /set_internal_state can change them."""
+    def _update_thresholds(self) -> None:
+        """SGLang's /set_internal_state can change the thresholds."""
         spec = get_spec()
         thresholds = Thresholds(
             spec.speculative_accept_threshold_single, spec.speculative_accept_threshold_acc
         )
         if thresholds != self._thresholds:
-            self._thresholds = thresholds
+            self._thresholds, self._exact = thresholds, thresholds.exact
             logger.warning(
                 "DFLASH accepts drafts of sampled requests by %s: %s.",
                 thresholds,
-                "exact" if thresholds.exact else "not exact, another distribution is served",
+                "exact" if self._exact else "not exact, another distribution is served",
             )
-        return thresholds
 
 
 def draws_fused(batch: ScheduleBatch, logits: Tensor) -> bool:

@@ -55,43 +55,39 @@ def truncate(accepted: Acceptance, most: Tensor) -> Acceptance:
     )
 
 
-class EndOfRequest:
-    """Truncates acceptances at the end of a request where its recurrent state is cached.
+def caches_final_state(model_runner: ModelRunner) -> bool:
+    """Whether the prefix cache takes over the recurrent state that a request ends with.
 
-    Without buffers (`--mamba-radix-cache-strategy no_buffer`) the prefix cache takes the state that
-    a request ends with, and a state cannot be truncated like keys and values: SGLang does not cache
-    that of a request which ends inside an accepted prefix. Truncated at the end, the state is the
-    one of plain decoding. Accepting fewer drafts than the rule allows is always exact.
+    It does without buffers (`--mamba-radix-cache-strategy no_buffer`). A state cannot be truncated
+    like keys and values: SGLang does not cache that of a request which ends inside an accepted
+    prefix. Truncated at the end (`truncate_at_end`), the state is the one of plain decoding.
     """
+    return (
+        mambaish_config(model_runner.model_config) is not None
+        and not get_memory().disable_radix_cache
+        and not get_exec().mamba.enable_mamba_extra_buffer
+    )
 
-    def __init__(self, model_runner: ModelRunner) -> None:
-        self._needed = (
-            mambaish_config(model_runner.model_config) is not None
-            and not get_memory().disable_radix_cache
-            and not get_exec().mamba.enable_mamba_extra_buffer
-        )
 
-    def truncate(self, batch: ScheduleBatch, accepted: Acceptance) -> Acceptance:
-        """Truncate behind the first stop token and at the length limit of each request.
+def truncate_at_end(batch: ScheduleBatch, accepted: Acceptance) -> Acceptance:
+    """Truncate behind the first stop token and at the length limit of each request.
 
-        Stop strings are found by the host, after the step; the state of such a request is not
-        cached.
+    Stop strings are found by the host, after the step; the state of such a request is not cached.
+    Accepting fewer drafts than the rule allows is always exact.
 
-        Args:
-            batch: decoding, without overlap: the host has all tokens committed before this step.
-            accepted: of the step.
-        """
-        if not self._needed:
-            return accepted
-        width = accepted.output_ids.shape[1]
-        columns = list(zip_longest(*map(ending_ids, batch.reqs), fillvalue=NO_TOKEN))
-        left = [tokens_left(req) for req in batch.reqs]
-        device = accepted.output_ids.device
-        most = async_h2d(left, dtype=torch.int32, device=device).clamp_(min=1, max=width)  # [bs]
-        if columns:
-            stops = async_h2d(columns, dtype=torch.int64, device=device)  # [most stop tokens, bs]
-            most = torch.minimum(most, _through_first(accepted.output_ids, stops))
-        return truncate(accepted, most)
+    Args:
+        batch: decoding, without overlap: the host has all tokens committed before this step.
+        accepted: of the step.
+    """
+    width = accepted.output_ids.shape[1]
+    columns = list(zip_longest(*map(ending_ids, batch.reqs), fillvalue=NO_TOKEN))
+    left = [tokens_left(req) for req in batch.reqs]
+    device = accepted.output_ids.device
+    most = async_h2d(left, dtype=torch.int32, device=device).clamp_(min=1, max=width)  # [bs]
+    if columns:
+        stops = async_h2d(columns, dtype=torch.int64, device=device)  # [most stop tokens, bs]
+        most = torch.minimum(most, _through_first(accepted.output_ids, stops))
+    return truncate(accepted, most)
 
 
 def _through_first(output_ids: Tensor, stops: Tensor) -> Tensor:

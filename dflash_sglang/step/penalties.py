@@ -50,8 +50,6 @@ class Penalties:
 
     def rows_of(self, batch: ScheduleBatch) -> PenalisedRows | None:
         """Gather the batch's penalised requests; None when there are none."""
-        if batch.sampling_info.acc_additive_penalties is None:
-            return None  # SGLang has looked at every request already
         chosen = [(row, req) for row, req in enumerate(batch.reqs) if _is_penalised(req)]
         if not chosen:
             return None

@@ -36,14 +36,18 @@ class Steps(NamedTuple):
     tracked: Tensor | None  # [bs], the one at a tracking boundary, -1 for none; None: no tracking
 
 
+def has_recurrent_layers(model_runner: ModelRunner) -> bool:
+    """Whether a model has layers with a recurrent state."""
+    return mambaish_config(model_runner.model_config) is not None
+
+
 class RecurrentStates:
-    """Moves the states on after a verify; for a verifier without recurrent layers, nothing."""
+    """Moves the states of a verifier with recurrent layers on after a verify."""
 
     def __init__(self, model_runner: ModelRunner, runners: WidthRunners, block_size: int) -> None:
         self._model_runner = model_runner
         self._runners = runners
         self._block_size = block_size
-        self.present = mambaish_config(model_runner.model_config) is not None
         # SGLang describes an accepted path by places in the flat block: ours is a chain.
         requests = get_schedule().max_running_requests
         self._chain = torch.arange(requests * block_size, device=model_runner.device).view(
@@ -58,8 +62,6 @@ class RecurrentStates:
             width: of the verify.
             commit_len: [bs] int32, committed tokens of each request, from 1 on.
         """
-        if not self.present:
-            return
         last, tracked = _verify_commit_step_indices(
             batch=batch,
             accept_index=self._chain[: len(commit_len)],

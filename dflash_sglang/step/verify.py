@@ -88,7 +88,9 @@ class Verifier:
                 device=logits.device,
                 barrier=grammar_barrier,
             )
-        penalised = self._penalties.rows_of(batch)
+        penalised = None
+        if batch.sampling_info.acc_additive_penalties is not None:  # SGLang found some
+            penalised = self._penalties.rows_of(batch)
         self._sampler.adjust(logits, batch, block.ids, penalised, grammar_mask)
         return Verified(
             logits=logits,

@@ -16,6 +16,7 @@ from sglang.srt.speculative.spec_tp_sync import SpecTpSyncSite
 from sglang.srt.utils.common import async_h2d
 from torch import Tensor
 
+from dflash_sglang.step.end_of_request import truncate_at_end
 from dflash_sglang.step.setup.worker_base import WorkerBase
 from dflash_sglang.step.state import DraftState, host_prefix_lens
 from dflash_sglang.step.verifier_sampling import complete_mixed_outputs
@@ -101,7 +102,8 @@ class DFlashWorker(WorkerBase):
         block = block._replace(ids=draft.ids)
         verified = self._verifier.verify(batch, block, plan, grammar_barrier)
         accepted = self._acceptor.accept(batch, draft, verified.logits, block.positions, limit)
-        accepted = self._end_of_request.truncate(batch, accepted)
+        if self._truncates_at_end:
+            accepted = truncate_at_end(batch, accepted)
         if on_publish is not None:
             on_publish(accepted.new_seq_lens)
         self._commit(batch, block, verified, accepted)
@@ -159,7 +161,8 @@ class DFlashWorker(WorkerBase):
         self, batch: ScheduleBatch, block: Block, verified: Verified, accepted: Acceptance
     ) -> None:
         """Move recurrent states and penalties on to the committed length; score its tokens."""
-        self._recurrent.commit(batch, block.ids.shape[1], accepted.commit_len)
+        if self._recurrent is not None:
+            self._recurrent.commit(batch, block.ids.shape[1], accepted.commit_len)
         if verified.penalised is not None:
             self._penalties.commit(verified.penalised, accepted)
         if batch.return_logprob:
@@ -188,6 +191,16 @@ class DFlashWorker(WorkerBase):
             routed_experts_output=forward.routed_experts_output,
             indexer_topk_output=forward.indexer_topk_output,
         )
+
+    def on_verify_complete_cpu(
+        self, num_correct_drafts_per_req: list[int], batch_size: int = 0
+    ) -> None:
+        """Accepted drafts of the oldest decode step that has not been reported, on the host."""
+        self._widths.report_acceptance(num_correct_drafts_per_req)
+
+    def note_request_finished(self, *, rid: str, natural_stop: bool) -> None:
+        """A request is done."""
+        self._widths.forget(rid)
 
     # ---- prefill and idle ----------------------------------------------------------------------
 

@@ -19,10 +19,10 @@ from dflash_sglang.core.accept import Rule
 from dflash_sglang.step.accept import Acceptor, chosen_rule
 from dflash_sglang.step.context_kv import ContextKV
 from dflash_sglang.step.draft import Drafter, DraftSampling
-from dflash_sglang.step.end_of_request import EndOfRequest
+from dflash_sglang.step.end_of_request import caches_final_state
 from dflash_sglang.step.multi_step import MultiStep
 from dflash_sglang.step.penalties import Penalties
-from dflash_sglang.step.recurrent_state import RecurrentStates
+from dflash_sglang.step.recurrent_state import RecurrentStates, has_recurrent_layers
 from dflash_sglang.step.request_options import CommitLimits
 from dflash_sglang.step.setup.calibration import Calibration
 from dflash_sglang.step.setup.draft_model import DraftModel, build_draft_model
@@ -88,11 +88,15 @@ class WorkerBase(BaseSpecWorker):
             self.block_size, settings.width_settings(self.block_size), self.device
         )
         self._width_runners = WidthRunners(self.model_runner, self._widths.ladder)
-        self._recurrent = RecurrentStates(self.model_runner, self._width_runners, self.block_size)
+        self._recurrent: RecurrentStates | None = None
+        if has_recurrent_layers(self.model_runner):
+            self._recurrent = RecurrentStates(
+                self.model_runner, self._width_runners, self.block_size
+            )
+        self._truncates_at_end = caches_final_state(self.model_runner)
         self._multi_step = MultiStep(
-            self._widths, self.block_size, recurrent=self._recurrent.present
+            self._widths, self.block_size, recurrent=self._recurrent is not None
         )
-        self._end_of_request = EndOfRequest(self.model_runner)
         sampler = VerifierSampler(self.model_runner, self._penalties)
         self._verifier = Verifier(target_worker, sampler, self._penalties, self._width_runners)
         self._acceptor = Acceptor(self._rule, sampler, self._tp_sync)
@@ -196,13 +200,3 @@ class WorkerBase(BaseSpecWorker):
             time.perf_counter() - begin,
             costs,
         )
-
-    def on_verify_complete_cpu(
-        self, num_correct_drafts_per_req: list[int], batch_size: int = 0
-    ) -> None:
-        """Accepted drafts of the oldest decode step that has not been reported, on the host."""
-        self._widths.report_acceptance(num_correct_drafts_per_req)
-
-    def note_request_finished(self, *, rid: str, natural_stop: bool) -> None:
-        """A request is done."""
-        self._widths.forget(rid)

@@ -11,7 +11,7 @@ from dflash_kernels.accept_match import accept_match
 from sglang.srt.sampling.sampling_params import TOP_K_ALL
 from sglang.srt.speculative.spec_tp_sync import SpecTpSyncSite
 
-from dflash_sglang.core.accept import Rule, Thresholds
+from dflash_sglang.core.accept import Rule
 from dflash_sglang.step import accept
 from dflash_sglang.step.accept import Acceptor, draw_and_accept, draws_fused
 from dflash_sglang.step.draft import Draft
@@ -124,7 +124,7 @@ def test_rank_zero_decides(monkeypatch: pytest.MonkeyPatch) -> None:
         def sync(self, site: SpecTpSyncSite, values: torch.Tensor) -> torch.Tensor:
             return values.copy_(decided)
 
-    monkeypatch.setattr(Acceptor, "_current_thresholds", lambda _: Thresholds(1.0, 1.0))
+    monkeypatch.setattr(Acceptor, "_update_thresholds", lambda _: None)
     monkeypatch.setattr(accept, "get_spec", lambda: None)
     acceptor = Acceptor(Rule.MATCH, None, Sync())  # type: ignore[arg-type]
     batch, draft = batch_of(PLAIN), Draft(torch.tensor([[0, 4, 2]]), None)

@@ -11,7 +11,12 @@ from dflash_kernels.accept_match import accept_match
 from dflash_kernels.types import Acceptance
 
 from dflash_sglang.step import end_of_request
-from dflash_sglang.step.end_of_request import EndOfRequest, finish_token_by_token, stop_ids
+from dflash_sglang.step.end_of_request import (
+    caches_final_state,
+    finish_token_by_token,
+    stop_ids,
+    truncate_at_end,
+)
 from tests.support.requests import MAX_NEW_TOKENS, batch_of, request_with
 
 END, STOP, NEWLINE = 2, 9, 10
@@ -43,8 +48,8 @@ def truncate_at_ends(
         mamba = SimpleNamespace(enable_mamba_extra_buffer=buffer)
         patch.setattr(end_of_request, "get_exec", lambda: SimpleNamespace(mamba=mamba))
         config = object() if recurrent else None
-        ends = EndOfRequest(SimpleNamespace(model_config=config))  # type: ignore[arg-type]
-    return ends.truncate(batch, accepted)
+        cached = caches_final_state(SimpleNamespace(model_config=config))  # type: ignore[arg-type]
+    return truncate_at_end(batch, accepted) if cached else accepted
 
 
 def ending_request(left: int = MAX_NEW_TOKENS, **changes: Any) -> Any:
