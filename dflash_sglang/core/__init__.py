@@ -1,1 +1,1 @@
-"""The method itself, in plain torch: nothing here knows SGLang."""
+"""The method, without SGLang: accept rules, penalties along a block, the choice of a width."""

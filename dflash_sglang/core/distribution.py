@@ -21,8 +21,8 @@ class Filters(NamedTuple):
 def verifier_probs(logits: Tensor, filters: Filters) -> Tensor:
     """Probabilities after temperature, top-k, top-p and min-p.
 
-    Top-k and top-p look at the same unfiltered probabilities and a token must pass both; min-p then
-    compares with the most likely one.
+    Top-k and top-p look at the same unfiltered probabilities and a token must satisfy both; min-p
+    then compares with the most likely one.
 
     Args:
         logits: [n, vocab] float32, penalties, masks and bias applied.

@@ -1,14 +1,15 @@
-"""What each slot of a drafted block attends to, and how a paged attention kernel is told so.
+"""The attention mask of a drafted block, as a window of a paged attention kernel.
 
     context            read                      block
     0 ... start-1 | start ............ prefix-1 | prefix ... prefix+D-1
                   |<----------- kv_len --------------------->|
 
-A block is the end of its keys, so a kernel that aligns queries and keys at their ends places slot i
-at key kv_len - D + i. FlashInfer's does, and masks by that place: `window_left` hides keys more
-than so many places behind a slot, in causal and in non-causal calls alike, and non-causal calls
-hide nothing ahead. So every slot gets its own window from lengths alone, without a mask buffer, and
-what is not read at all only has to lie behind the first slot's window.
+A block is the end of its keys, so a kernel that aligns queries and keys at their ends places block
+position i at key kv_len - D + i. FlashInfer's does, and masks by that place: `window_left` hides
+keys more than so many places behind a query, in causal and in non-causal calls alike, and
+non-causal calls hide nothing ahead. So every position gets its own window from lengths alone,
+without a mask buffer, and what is not read at all only has to lie behind the first position's
+window.
 
 Source of the kernel's rule: `DefaultAttention` in flashinfer/attention/variants.cuh, and
 `logits_mask` in prefill.cuh beside it (FlashInfer 0.7.2).
@@ -23,14 +24,14 @@ from torch import Tensor
 
 
 class AttentionWindow(NamedTuple):
-    """Which keys the slots of a layer see."""
+    """Which keys the block positions see in a layer."""
 
-    window_left: int  # keys so far behind a slot are the last it sees; -1: all are seen
-    causal: bool  # later slots of the block are hidden
+    window_left: int  # how far behind its position a query sees; -1: everything
+    causal: bool  # later positions of the block are hidden
 
 
 class Shape(NamedTuple):
-    """What a plan needs to know of a drafter's attention, on one rank."""
+    """The sizes and dtypes of a drafter's attention that a plan needs, on one rank."""
 
     num_heads: int
     num_kv_heads: int

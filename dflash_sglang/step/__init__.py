@@ -1,1 +1,4 @@
-"""The part that knows SGLang: worker, draft, verify, context KV, and the contract with it."""
+"""The speculative worker: one step of SGLang's scheduler, in reading order from `worker.py`.
+
+`setup/` holds what runs once, before the first step.
+"""

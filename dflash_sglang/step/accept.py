@@ -29,7 +29,7 @@ SEED_END = 2**63 - 1
 
 
 def chosen_rule() -> Rule:
-    """The rule that SGLang's flags ask for."""
+    """The rule chosen by SGLang's flags."""
     if get_spec().speculative_use_block_verification:
         return Rule.BLOCK
     if get_spec().speculative_use_rejection_sampling:

@@ -62,7 +62,7 @@ class ContextKV:
         self._stack = None
 
     def append_later(self, features: Tensor, slots: Tensor, positions: Tensor) -> None:
-        """As `append`, but only before something reads the drafter's cache, or it is worth a pass.
+        """As `append`, but deferred until a draft reads the cache or `MAX_WAITING` steps wait.
 
         For steps that draft nothing: their tokens are few, and projecting them one step at a time
         costs more in launches than in work.

@@ -1,4 +1,4 @@
-"""Drafting: one forward pass of the block-diffusion model proposes a whole block."""
+"""Drafting: one forward of the block-diffusion model proposes a whole block."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ class DraftWindow:
         self._draft_table[rows, columns[None, :kept]] = self._verifier_table[rows, source[:, :kept]]
         if batch.seq_lens_cpu is None:
             return prefix - start, seq_lens_cpu.clamp(max=self._longest_prefix + width)
-        # Exact, not a bound: `BlockAttention` reads as many keys as this says.
+        # Exact, not a bound: `BlockAttention` reads exactly this many keys.
         return prefix - start, seq_lens_cpu - self._start(seq_lens_cpu - width)
 
     def _start(self, prefix: Tensor) -> Tensor:

@@ -39,7 +39,7 @@ class MultiStep:
         """Makes it for a server.
 
         Args:
-            widths: knows what a forward costs.
+            widths: for the cost of a forward.
             block_size: tokens that slots are reserved for in every step, at least.
             recurrent: whether the verifier hands on a state that cannot be truncated, so that a
                 step has to stop at the first end of a request.

@@ -104,7 +104,7 @@ class Penalties:
         decoding = {id(req) for req in batch.decoding_reqs or ()}
         for req in batch.reqs:
             if _is_penalised(req) and id(req) not in decoding:
-                # The host knows all output of a request that is not running.
+                # The host has all output of a request that is not running.
                 self._counts[req] = self._count(req.output_ids)
         penalised = self.rows_of(batch)
         if penalised is None:

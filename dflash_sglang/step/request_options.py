@@ -1,4 +1,4 @@
-"""What a request asks for: refusals, its own options, and how many tokens a step may commit."""
+"""Options of a request: refusals, its own settings, and how many tokens a step may commit."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class CommitLimits:
         self._device = device
 
     def of(self, batch: ScheduleBatch) -> list[int | None]:
-        """Most tokens of each request, as far as the host knows its length; None for no limit."""
+        """Most tokens of each request, by the host's copy of its length; None for no limit."""
         return [1 if self._past_range(req) else max_commit(req) for req in batch.reqs]
 
     def on_device(self, batch: ScheduleBatch, limits: Sequence[int | None]) -> Tensor | None:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 class DraftState(SpecInput):
     """Per-request state between steps: the anchor of the next block and the committed length.
 
-    The scheduler relays both through its FutureMap when scheduling overlaps with the forward pass,
+    The scheduler relays both through its FutureMap when scheduling overlaps with the forward,
     and then only `future_indices` is kept in step with the batch. Without overlap the tensors
     themselves are.
 
@@ -54,7 +54,7 @@ class DraftState(SpecInput):
         return cls(bonus_tokens=none, new_seq_lens=none)
 
     def prepare_for_decode(self, batch: ScheduleBatch) -> None:
-        """Reserve KV slots for the next step and set the lengths that the host knows.
+        """Reserve KV slots for the next step and set the host's copy of the lengths.
 
         Under overlap the host's committed length lags one step, in which up to one block may have
         been committed; so two blocks are reserved past it. Slots past the committed length are
@@ -84,7 +84,7 @@ class DraftState(SpecInput):
         committed = [req.kv.kv_committed_len for req in batch.reqs]
         for req in batch.reqs:
             req.decode_batch_idx += 1
-        # Overlap replaces these with the published lengths before the forward pass.
+        # Overlap replaces these with the published lengths before the forward.
         batch.seq_lens_cpu = torch.tensor(committed, dtype=torch.int64)
         batch.seq_lens_sum = sum(committed)
         self.reserved_lens_cpu = reserved_cpu
@@ -114,7 +114,7 @@ class DraftState(SpecInput):
 
 
 def host_prefix_lens(batch: ScheduleBatch) -> Tensor:
-    """Committed lengths as the host knows them, [bs] on the host.
+    """The host's copy of the committed lengths, [bs] on the host.
 
     Exact where the scheduler mirrors lengths on the host; else an upper bound, the end of the
     reserved slots.

@@ -1,4 +1,4 @@
-"""Verification: one forward pass of the verifier over the drafted blocks."""
+"""Verification: one forward of the verifier over the drafted blocks."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class Verifier:
             grammar_barrier: advances grammars over the previous step's tokens; None when they
                 already are.
         """
-        # Starts its copy to the host, so before the forward pass that hides it.
+        # Starts its copy to the host, so before the forward that hides it.
         grammar_tree = GrammarTree.from_linear_chain(block.ids) if batch.has_grammar else None
         forward_result = self._forward(batch, block, plan)
         logits_output = forward_result.logits_output
@@ -117,7 +117,7 @@ class Verifier:
         batch.seq_lens_cpu = host_block_lens(batch, width)
         batch.seq_lens_sum = int(batch.seq_lens_cpu.sum())
         self._runners.activate(width)
-        # The forward pass plans attention itself, and without a graph it always does.
+        # The forward plans attention itself, and without a graph it always does.
         forward_batch, _ = verify_input.prepare_for_verify(
             batch, self._worker, defer_metadata_init=True
         )

@@ -9,7 +9,7 @@ q is the server's rejection curve and m the request's *difficulty*, 1 for an ave
 curve for each request would need hundreds of its own steps; one number is known after a few.
 
 A step of width w shows only drafts 1 .. w - 1: with accept length a it shows a acceptances and, if
-a < w - 1, one rejection; a == w - 1 says nothing about draft w. Both estimates are ratios of
+a < w - 1, one rejection; a == w - 1 shows nothing of draft w. Both estimates are ratios of
 rejections to what was at risk, so that unseen drafts enter neither side.
 
     q[i] = rejections at i / sum of m over the requests whose draft i was seen

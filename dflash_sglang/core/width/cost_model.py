@@ -159,7 +159,7 @@ class RunningMedian:
 
 
 def rising(values: Sequence[float]) -> list[float]:
-    """The running maximum: more work is never faster, whatever a noisy measurement says."""
+    """The running maximum: more work is never faster; a measurement that is, is noise."""
     return [max(values[: i + 1]) for i in range(len(values))]
 
 

@@ -36,7 +36,7 @@ class BlockAttention(AttentionBackend):
 
     SGLang's FlashInfer backend gives a block of a sliding-window layer one window for all its slots
     and reads lengths back from the device to plan it. This one plans every kind of layer from the
-    lengths that the host knows, and each slot has its own window (`core/draft_attention.py`).
+    lengths on the host, and each block position has its own window (`core/draft_attention.py`).
     It serves what a drafter runs, blocks in TARGET_VERIFY mode, and nothing else.
     """
 
@@ -184,34 +184,34 @@ class _Buffers:
         }
 
 
-def select_draft_backend(runner: ModelRunner, theirs: Any, block_size: int) -> Any:
+def select_draft_backend(runner: ModelRunner, default: Any, block_size: int) -> Any:
     """Our attention in place of SGLang's FlashInfer backend of a drafter, where it is chosen.
 
-    Another backend stays: it was asked for. So does SGLang's where the cache is one that ours does
-    not read.
+    Another backend stays: it was chosen by flag. So does SGLang's where ours does not
+    read the cache's dtype or layout.
 
     Args:
         runner: of the drafter.
-        theirs: the backend that SGLang made for it.
+        default: the backend that SGLang made for it.
         block_size: tokens of the blocks.
     """
     if torch.device(runner.device).type != "cuda":
-        return theirs
+        return default
     from sglang.srt.layers.attention.flashinfer_backend import FlashInferAttnBackend
 
-    if type(theirs) is not FlashInferAttnBackend:
-        return theirs
-    if theirs.use_sliding_window_kv_pool or runner.token_to_kv_pool.dtype not in CACHE_DTYPES:
+    if type(default) is not FlashInferAttnBackend:
+        return default
+    if default.use_sliding_window_kv_pool or runner.token_to_kv_pool.dtype not in CACHE_DTYPES:
         logger.warning(
             "DFLASH drafts with SGLang's FlashInfer backend: %s caches of the drafter are not ours"
             " to read. Its sliding-window layers see up to a block more than they should.",
             "sliding-window"
-            if theirs.use_sliding_window_kv_pool
+            if default.use_sliding_window_kv_pool
             else runner.token_to_kv_pool.dtype,
         )
-        return theirs
+        return default
     logger.info("DFLASH drafts with FlashInfer, planned for blocks of %d.", block_size)
-    return BlockAttention(runner, theirs.workspace_buffer, block_size)
+    return BlockAttention(runner, default.workspace_buffer, block_size)
 
 
 def attention_layers(runner: ModelRunner) -> list[RadixAttention]:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class DraftModel(NamedTuple):
-    """The loaded drafter and what its configuration says."""
+    """The loaded drafter and its configuration."""
 
     worker: TpModelWorker
     runner: ModelRunner

@@ -1,4 +1,4 @@
-"""What a model needs for each width of a block: an attention backend, and its CUDA graphs."""
+"""An attention backend and CUDA graphs of a model for each width of a block."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ class WidthRunners:
 
         Args:
             model_runner: the model's.
-            widths: tokens of a request in a pass, the anchor counted.
+            widths: tokens of a request in a forward, the anchor counted.
             attention: what serves a width, given SGLang's backend for it.
-            on_activate: called with a width before its graphs are captured, and its passes run.
+            on_activate: called with a width before its graphs are captured, and its forwards run.
         """
         self._model_runner = model_runner
         self._attention = attention
@@ -69,7 +69,7 @@ class WidthRunners:
         get_context().override(_SOURCE, speculative_num_draft_tokens=width)
         self._on_activate(width)
         runner = self._model_runner
-        # All share SGLang's workspace, as its backend's batch sizes do: passes follow each other.
+        # All share SGLang's workspace, as its backend's batch sizes do: forwards follow each other.
         backend = self._attention(runner._get_attention_backend(), width)
         if not capture:
             return Runner(backend, None)
@@ -91,7 +91,7 @@ class WidthRunners:
         self.activate(self._block_size)
 
     def activate(self, width: int) -> None:
-        """Let the next pass run at this width."""
+        """Run the next forward at this width."""
         self._on_activate(width)
         backend, graphs = self._runners[width]
         self._model_runner.attn_backend = backend

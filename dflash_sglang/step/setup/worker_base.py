@@ -41,7 +41,7 @@ logger = logging.getLogger(__name__)
 
 
 class WorkerBase(BaseSpecWorker):
-    """The parts of a step, and what the scheduler asks of a worker at start.
+    """The parts of a step, and the interface that the scheduler uses at start.
 
     Source: the calls of sglang/srt/managers/scheduler.py and
         sglang/srt/speculative/base_spec_worker.py.
