@@ -40,9 +40,11 @@ srt.managers.scheduler_components.internal_state:SchedulerInternalStateControlle
 srt.mem_cache.kv_cache_configurator:KVCacheConfigurator | hook: replay with DFLASH
     _build_hybrid_req_pool(max_num_reqs, extra_max_context_len)
 # The worker interface.
-srt.speculative.base_spec_worker:BaseSpecWorker | overridden | DFlashWorker
+srt.speculative.base_spec_worker:BaseSpecWorker | overridden, at start | WorkerBase
     alloc_memory_pool init_attention_backends init_cuda_graphs spec_v2_attn_backends
-    weight_update_runners on_verify_complete_cpu note_request_finished
+    weight_update_runners
+srt.speculative.base_spec_worker:BaseSpecWorker | overridden, outcomes of a step | DFlashWorker
+    on_verify_complete_cpu note_request_finished
 srt.speculative.base_spec_worker:BaseSpecWorker | prefill
     _wait_for_fused_hicache_load(batch)
 srt.managers.utils:GenerationBatchResult | what a step returns
