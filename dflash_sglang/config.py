@@ -140,10 +140,10 @@ class Settings(WidthSettings):
     """
 
     width: WidthChoice = WidthChoice.ADAPTIVE
-    draft_temperature: float = 0.3  # of sampled drafts, above 0; measured in docs/exactness.md
+    draft_temperature: float = 0.3  # above 0; docs/results/exactness.md
     draft_top_k: int = 16  # tokens a sampled draft is drawn from, 1 .. MAX_TOP_K
     ops: OpsChoice = OpsChoice.TRITON  # on CUDA; elsewhere it is always the reference
-    rollback: Rollback = Rollback.AUTO  # of recurrent layers; bytes in docs/recurrent-state.md
+    rollback: Rollback = Rollback.AUTO  # docs/method/recurrent-state.md
 
     def __post_init__(self) -> None:
         for key, values in _KEYS.items():

@@ -2,7 +2,7 @@
 
 A verify runs the whole block behind the committed state without touching it. What is kept for the
 commit is either the state after every token (SGLang's snapshots) or what each token changes (a
-record, replayed): docs/recurrent-state.md. Either way the state in the pool is that of the
+record, replayed): docs/method/recurrent-state.md. Either way the state in the pool is that of the
 committed tokens as soon as the commit is done, so prefix cache, mixed batches, retraction and
 narrower widths need no special case for speculation.
 """
