@@ -13,7 +13,7 @@ from dflash_kernels.block_verify import block_verify, token_wise
 from dflash_kernels.case import BF16, Inputs
 from dflash_kernels.context_kv import context_kv
 from dflash_kernels.draft_tail import draft_tail
-from dflash_kernels.prepare_block import narrow_block, prepare_block
+from dflash_kernels.prepare_block import prepare_block
 from dflash_kernels.types import FP8, Block, Filters, LayerCaches, Proposal, Tail
 from torch import Tensor
 
@@ -63,8 +63,6 @@ def step_calls(device: torch.device, bs: int) -> Iterator[Call]:
         return prepare_block(positions, positions, rows, table, block_size=WIDTH, mask_token_id=7)
 
     yield Call("prepare_block", lay_out, positions)
-    block = lay_out()
-    yield Call("narrow_block", lambda: narrow_block(block, WIDTH // 2), block.ids)
     ids, others = new.ids(2, bs, WIDTH), new.ids(2, bs, WIDTH)
     yield Call("accept_match", lambda: accept_match(ids, others, positions), ids)
 

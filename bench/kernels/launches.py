@@ -18,7 +18,7 @@ from dflash_kernels.block_verify import kernel as block_verify
 from dflash_kernels.context_kv import kernel as context_kv
 from dflash_kernels.draft_tail import kernel as draft_tail
 from dflash_kernels.prepare_block import kernel as prepare_block
-from dflash_kernels.types import Block, Filters, LayerCaches, Proposal
+from dflash_kernels.types import Filters, LayerCaches, Proposal
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from triton.runtime.jit import JITFunction
@@ -64,11 +64,6 @@ def run_prepare_block(bs: int) -> None:
     ids = [new(bs) for _ in range(3)]
     table = new(bs + 1, 1 << 18, dtype=torch.int32)
     prepare_block.prepare_block(*ids, table, block_size=WIDTH, mask_token_id=1000)
-
-
-def run_narrow_block(bs: int) -> None:
-    """Half of a block."""
-    prepare_block.narrow_block(Block(*(new(bs, WIDTH) for _ in range(3))), WIDTH // 2)
 
 
 def run_accept_match(bs: int, options: bool) -> None:
@@ -138,7 +133,6 @@ def run_context_kv(bs: int, dtype: torch.dtype, head_dim: int, rotary_dim: int) 
 
 VARIANTS = (
     Variant("prepare_block", run_prepare_block),
-    Variant("narrow_block", run_narrow_block),
     Variant("accept_match", lambda bs: run_accept_match(bs, options=False)),
     Variant("accept_match(limit, extra_accept)", lambda bs: run_accept_match(bs, options=True)),
     Variant("draft_tail(bf16)", lambda bs: run_draft_tail(bs, BF16, 1), streams=True),

@@ -33,9 +33,9 @@ MUTANTS = (
     ),
     Mutant(
         "prepare_block",
-        "narrow rows at the wide pitch",
-        "out = request * WIDTH",
-        "out = request * BLOCK_SIZE",
+        "every request has the prefix of the first",
+        "tl.load(prefix_ptr + request)",
+        "tl.load(prefix_ptr)",
     ),
     Mutant(
         "accept_match",

@@ -6,7 +6,7 @@ from dflash_kernels.dispatch import check_shape, runs_triton
 from dflash_kernels.prepare_block import reference
 from dflash_kernels.types import Block
 
-__all__ = ["narrow_block", "prepare_block"]
+__all__ = ["prepare_block"]
 
 
 def prepare_block(
@@ -63,31 +63,3 @@ def prepare_block(
     from dflash_kernels.prepare_block import kernel
 
     return Block(*kernel.prepare_block_op(*given, block_size, mask_token_id))
-
-
-def narrow_block(block: Block, width: int) -> Block:
-    """The first `width` columns of a block, contiguous, in one launch.
-
-    What a verify narrower than the drafted block takes, whose ids are then the drafted ones:
-    ``narrow_block(block._replace(ids=draft_ids), width)``.
-
-    Args:
-        block: [bs, block_size] int64 each, contiguous.
-        width: columns to keep, the anchor included.
-
-    Returns:
-        [bs, width] each; the block itself when it has this width already.
-
-    Raises:
-        ValueError: `width` is below 1 or above the block's size.
-    """
-    block_size = block.ids.shape[1]
-    if not 1 <= width <= block_size:
-        raise ValueError(f"expected 1 <= width <= {block_size}, the block's size; got {width}")
-    if width == block_size:
-        return block
-    if not runs_triton(block.ids):
-        return reference.narrow_block(block, width)
-    from dflash_kernels.prepare_block import kernel
-
-    return Block(*kernel.narrow_block_op(block.ids, block.positions, block.slots, width))

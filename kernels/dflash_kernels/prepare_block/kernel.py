@@ -1,4 +1,4 @@
-"""Triton form of the ops that lay out a block: one program a request."""
+"""Triton form of `prepare_block`: one program a request."""
 
 import torch
 import triton
@@ -36,28 +36,6 @@ def _prepare_block(
     tl.store(slots_ptr + out, slot, mask=in_block)
 
 
-@triton.jit
-def _narrow_block(
-    ids_ptr,
-    positions_ptr,
-    slots_ptr,
-    narrow_ids_ptr,
-    narrow_positions_ptr,
-    narrow_slots_ptr,
-    BLOCK_SIZE: tl.constexpr,
-    WIDTH: tl.constexpr,
-    LANES: tl.constexpr,
-):
-    request = tl.program_id(0)
-    column = tl.arange(0, LANES)
-    kept = column < WIDTH
-    source = request * BLOCK_SIZE + column
-    out = request * WIDTH + column
-    tl.store(narrow_ids_ptr + out, tl.load(ids_ptr + source, mask=kept), mask=kept)
-    tl.store(narrow_positions_ptr + out, tl.load(positions_ptr + source, mask=kept), mask=kept)
-    tl.store(narrow_slots_ptr + out, tl.load(slots_ptr + source, mask=kept), mask=kept)
-
-
 def prepare_block(
     anchor_ids: Tensor,
     prefix_lens: Tensor,
@@ -84,22 +62,6 @@ def prepare_block(
             num_warps=1,
         )
     return block
-
-
-def narrow_block(block: Block, width: int) -> Block:
-    """Launch of `dflash_kernels.prepare_block.narrow_block`."""
-    bs, block_size = block.ids.shape
-    narrow = Block(*(_new(block.ids, bs, width) for _ in Block._fields))
-    if bs:
-        _narrow_block[(bs,)](
-            *(columns.contiguous() for columns in block),
-            *narrow,
-            BLOCK_SIZE=block_size,
-            WIDTH=width,
-            LANES=triton.next_power_of_2(width),
-            num_warps=1,
-        )
-    return narrow
 
 
 def _new(like: Tensor, *shape: int) -> Tensor:
@@ -137,17 +99,3 @@ def _(
 ) -> tuple[Tensor, Tensor, Tensor]:
     ids = anchor_ids.new_empty((anchor_ids.shape[0], block_size), dtype=torch.int64)
     return ids, torch.empty_like(ids), torch.empty_like(ids)
-
-
-@torch.library.custom_op("dflash::narrow_block", mutates_args=())
-def narrow_block_op(
-    ids: Tensor, positions: Tensor, slots: Tensor, width: int
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The launch as a custom op: opaque to a capture, and known to fake tensors."""
-    return narrow_block(Block(ids, positions, slots), width)
-
-
-@narrow_block_op.register_fake
-def _(ids: Tensor, positions: Tensor, slots: Tensor, width: int) -> tuple[Tensor, Tensor, Tensor]:
-    narrow = ids.new_empty((ids.shape[0], width))
-    return narrow, torch.empty_like(narrow), torch.empty_like(narrow)

@@ -1,4 +1,4 @@
-"""Torch form of the ops that lay out a block; runs on every device."""
+"""Torch form of `prepare_block`; runs on every device."""
 
 import torch
 from torch import Tensor
@@ -28,8 +28,3 @@ def prepare_block(
         positions = positions + offsets
     slots = req_to_token[req_pool_indices[:, None], positions].to(torch.int64)
     return Block(ids=ids, positions=positions, slots=slots)
-
-
-def narrow_block(block: Block, width: int) -> Block:
-    """Reference of `dflash_kernels.prepare_block.narrow_block`."""
-    return Block(*(columns[:, :width].contiguous() for columns in block))

@@ -6,10 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).resolve().parents[3]
-pytestmark = pytest.mark.compile
 
 
 def test_every_kernel_compiles_without_spills_and_with_wide_loads(tmp_path: Path) -> None:

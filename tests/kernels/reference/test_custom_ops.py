@@ -17,8 +17,8 @@ from dflash_kernels.accept_sampled import accept_sampled
 from dflash_kernels.block_verify import block_verify, token_wise
 from dflash_kernels.context_kv import context_kv
 from dflash_kernels.draft_tail import draft_tail
-from dflash_kernels.prepare_block import narrow_block, prepare_block
-from dflash_kernels.types import Block, Filters, LayerCaches, Proposal
+from dflash_kernels.prepare_block import prepare_block
+from dflash_kernels.types import Filters, LayerCaches, Proposal
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -36,10 +36,6 @@ def run_prepare_block(device: str, bs: int) -> Any:
     table = integers(device, 9, 64, dtype=torch.int32)
     ids = [integers(device, bs) for _ in range(3)]
     return prepare_block(*ids, table, block_size=16, mask_token_id=7)
-
-
-def run_narrow_block(device: str, bs: int) -> Any:
-    return narrow_block(Block(*(integers(device, bs, 16) for _ in range(3))), 4)
 
 
 def run_accept_match(device: str, bs: int) -> Any:
@@ -120,7 +116,6 @@ class Case(NamedTuple):
 
 CASES = [
     Case(run_prepare_block, "dflash.prepare_block.default"),
-    Case(run_narrow_block, "dflash.narrow_block.default"),
     Case(run_accept_match, "dflash.accept_match.default"),
     Case(run_accept_match_with_options, "dflash.accept_match.default"),
     Case(run_draft_tail, "dflash.draft_tail.default"),

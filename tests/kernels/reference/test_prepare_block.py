@@ -2,8 +2,7 @@
 
 import pytest
 import torch
-from dflash_kernels.prepare_block import narrow_block, prepare_block
-from dflash_kernels.types import Block
+from dflash_kernels.prepare_block import prepare_block
 
 
 @pytest.mark.parametrize("block_size", [1, 2, 5, 16])
@@ -47,21 +46,3 @@ def test_an_empty_batch_gives_an_empty_block() -> None:
         none, none, none, torch.zeros(1, 8, dtype=torch.int32), block_size=4, mask_token_id=1
     )
     assert block.slots.shape == (0, 4)
-
-
-def test_a_narrow_block_is_contiguous_columns() -> None:
-    # Attention backends take flat views: a strided slice would be copied, or read wrongly.
-    block = Block(*torch.arange(3 * 4 * 6).view(3, 4, 6))
-    for width in range(1, 7):
-        narrow = narrow_block(block, width)
-        for got, full in zip(narrow, block, strict=True):
-            assert got.is_contiguous()
-            assert got.tolist() == [row[:width] for row in full.tolist()]
-    assert narrow_block(block, 6) is block
-
-
-@pytest.mark.parametrize("width", [0, 7])
-def test_a_width_outside_the_block_is_refused(width: int) -> None:
-    block = Block(*torch.zeros(3, 4, 6, dtype=torch.int64))
-    with pytest.raises(ValueError, match=f"1 <= width <= 6.*got {width}"):
-        narrow_block(block, width)
