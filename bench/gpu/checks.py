@@ -69,7 +69,7 @@ def compare(op: str, case: Case, subject: ModuleType, device: torch.device) -> R
 def poisoned_memory() -> Iterator[None]:
     """`torch.empty` gives NaN or the largest integer: what a kernel leaves out shows."""
     torch.use_deterministic_algorithms(True, warn_only=True)
-    torch.utils.deterministic.fill_uninitialized_memory = True
+    torch.utils.deterministic.fill_uninitialized_memory = True  # type: ignore[attr-defined]
     try:
         yield
     finally:
@@ -88,18 +88,26 @@ def check_graphs() -> Iterator[Result]:
         yield Result("graphs", "capture and replay", None, "no GPU")
         return
     for call in speed.serving_calls(torch.device("cuda"), 4, 5000):
-        got: list[Sequence[Tensor]] = []
-        graph = speed.captured([lambda run=call.run, kept=got: kept.append(run())])
+        graph, got = capture(call.run)
         call.given.copy_(call.given.flip(0))
-        for tensor in got[-1]:
+        for tensor in got:
             tensor.zero_()
         graph.replay()
-        replayed = [tensor.clone() for tensor in got[-1]]
+        replayed = [tensor.clone() for tensor in got]
         synchronize()
         pairs = zip(replayed, call.run(), strict=True)
         yield Result(
             "graphs", call.op, all(difference(a.float(), b.float()) == 0 for a, b in pairs)
         )
+
+
+def capture(
+    run: Callable[[], Sequence[Tensor]],
+) -> tuple[torch.cuda.CUDAGraph, Sequence[Tensor]]:
+    """A graph of one call, and the tensors that its replays write."""
+    got: list[Sequence[Tensor]] = []
+    graph = speed.captured([lambda: got.append(run())])
+    return graph, got[-1]
 
 
 def check_speed() -> Iterator[Result]:

@@ -14,7 +14,7 @@ from dflash_kernels.case import BF16, Inputs
 from dflash_kernels.context_kv import context_kv
 from dflash_kernels.draft_tail import draft_tail
 from dflash_kernels.prepare_block import prepare_block
-from dflash_kernels.types import FP8, Block, Filters, LayerCaches, Proposal, Tail
+from dflash_kernels.types import FP8, Block, Filters, LayerCaches, Proposal
 from torch import Tensor
 
 WIDTH, LAYERS, HEADS, HEAD_DIM, TOP = 16, 5, 8, 128, 20
@@ -73,8 +73,10 @@ def logit_calls(device: torch.device, bs: int, vocabulary: int) -> Iterator[Call
     logits = torch.randn(bs * WIDTH, vocabulary, device=device, dtype=BF16)
     size = logits.numel() * logits.element_size()
 
-    def tail(top: int) -> Tail:
-        return draft_tail(logits, num_ids=vocabulary, top=top)
+    def tail(top: int) -> list[Tensor]:
+        ids, values, lse = draft_tail(logits, num_ids=vocabulary, top=top)
+        assert lse is not None
+        return [ids, values, lse]
 
     yield Call("draft_tail, top 1", lambda: tail(1), logits, size)
     yield Call(f"draft_tail, top {TOP}", lambda: tail(TOP), logits, size)

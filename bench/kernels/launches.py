@@ -61,17 +61,19 @@ def new(*shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
 
 def run_prepare_block(bs: int) -> None:
     """Lay out blocks from a table of 256k tokens a request."""
-    ids = [new(bs) for _ in range(3)]
+    anchors, prefixes, rows = (new(bs) for _ in range(3))
     table = new(bs + 1, 1 << 18, dtype=torch.int32)
-    prepare_block.prepare_block(*ids, table, block_size=WIDTH, mask_token_id=1000)
+    prepare_block.prepare_block(
+        anchors, prefixes, rows, table, block_size=WIDTH, mask_token_id=1000
+    )
 
 
 def run_accept_match(bs: int, options: bool) -> None:
     """Accept, with or without limits and exceptions."""
-    blocks = [new(bs, WIDTH) for _ in range(2)]
+    drafts, verified = (new(bs, WIDTH) for _ in range(2))
     limit = new(bs, dtype=torch.int32) if options else None
     extra_accept = new(bs, WIDTH - 1, dtype=torch.bool) if options else None
-    accept_match.accept_match(*blocks, new(bs), limit=limit, extra_accept=extra_accept)
+    accept_match.accept_match(drafts, verified, new(bs), limit=limit, extra_accept=extra_accept)
 
 
 def run_draft_tail(bs: int, dtype: torch.dtype, top: int, columns: int = VOCABULARY) -> None:

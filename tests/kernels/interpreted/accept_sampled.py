@@ -20,7 +20,9 @@ def test_kernel_equals_reference(case: Case) -> None:
 
 
 @triton.jit
-def _noise(hash_ptr, seed_ptr, position_ptr, out32_ptr, out64_ptr, hashed_ptr, COUNT: tl.constexpr):
+def _noise(  # type: ignore[no-untyped-def]
+    hash_ptr, seed_ptr, position_ptr, out32_ptr, out64_ptr, hashed_ptr, COUNT: tl.constexpr
+):
     i = tl.arange(0, COUNT)
     hashed = tl.load(hash_ptr + i).to(tl.uint32)
     tl.store(out32_ptr + i, triton_common.gumbel32(hashed))

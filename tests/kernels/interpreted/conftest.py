@@ -14,9 +14,9 @@ import torch
 @pytest.fixture(autouse=True)
 def poisoned_memory() -> Iterator[None]:
     """`torch.empty` gives NaN or the largest integer: what a kernel leaves out shows."""
-    assert os.environ.get("TRITON_INTERPRET") == "1", "start tests/kernels/interpreted"
+    assert os.environ.get("TRITON_INTERPRET") == "1", "run by test_interpreted.py"
     torch.use_deterministic_algorithms(True)
-    torch.utils.deterministic.fill_uninitialized_memory = True
+    torch.utils.deterministic.fill_uninitialized_memory = True  # type: ignore[attr-defined]
     assert torch.empty(3).isnan().all()
     assert (torch.empty(3, dtype=torch.int64) == 2**63 - 1).all()
     yield

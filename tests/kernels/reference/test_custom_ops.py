@@ -34,17 +34,20 @@ def floats(device: str, *shape: int) -> Tensor:
 
 def run_prepare_block(device: str, bs: int) -> Any:
     table = integers(device, 9, 64, dtype=torch.int32)
-    ids = [integers(device, bs) for _ in range(3)]
-    return prepare_block(*ids, table, block_size=16, mask_token_id=7)
+    anchors, prefixes, rows = (integers(device, bs) for _ in range(3))
+    return prepare_block(anchors, prefixes, rows, table, block_size=16, mask_token_id=7)
 
 
 def run_accept_match(device: str, bs: int) -> Any:
-    return accept_match(*(integers(device, bs, 16) for _ in range(2)), integers(device, bs))
+    drafts, verified = (integers(device, bs, 16) for _ in range(2))
+    return accept_match(drafts, verified, integers(device, bs))
 
 
 def run_accept_match_with_options(device: str, bs: int) -> Any:
+    drafts, verified = (integers(device, bs, 16) for _ in range(2))
     return accept_match(
-        *(integers(device, bs, 16) for _ in range(2)),
+        drafts,
+        verified,
         integers(device, bs),
         limit=integers(device, bs, dtype=torch.int32),
         extra_accept=integers(device, bs, 15, dtype=torch.bool),

@@ -43,9 +43,10 @@ def test_a_block_that_the_table_cannot_hold(block_size: int) -> None:
 
 
 def test_a_table_whose_columns_lie_apart() -> None:
-    *rest, table = block_cases.layout(INPUTS, 3, 4)
+    anchors, prefixes, rows, table = block_cases.layout(INPUTS, 3, 4)
+    apart = table.T.contiguous().T
     with pytest.raises(ValueError, match="adjacent columns"):
-        prepare_block(*rest, table.T.contiguous().T, block_size=4, mask_token_id=1)
+        prepare_block(anchors, prefixes, rows, apart, block_size=4, mask_token_id=1)
 
 
 @pytest.mark.parametrize(("index", "name"), [(1, "verifier_ids"), (2, "prefix_lens")])
@@ -89,9 +90,10 @@ def test_dtypes(op: Callable[..., Any], given: Any, name: str, dtype: torch.dtyp
 
 
 def test_filters() -> None:
-    *rest, filters = filtered_cases.requests(INPUTS, 3, 2, 9)
+    given = filtered_cases.requests(INPUTS, 3, 2, 9)
+    shorter_ps = given.filters._replace(top_ps=given.filters.top_ps[:2])
     with pytest.raises(ValueError, match="expected top_ps of shape"):
-        accept_filtered(*rest, filters._replace(top_ps=filters.top_ps[:2]))
+        accept_filtered(*given._replace(filters=shorter_ps))
 
 
 @pytest.mark.parametrize("rule", [block_verify, token_wise])
