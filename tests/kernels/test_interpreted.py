@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[2]
+pytestmark = pytest.mark.kernel
 FILES = sorted(
     file for file in (ROOT / "tests/kernels/interpreted").glob("*.py") if file.stem != "conftest"
 )
