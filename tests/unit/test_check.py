@@ -53,6 +53,39 @@ def _json(*arguments: str, **environment: str) -> tuple[int, dict[str, Any]]:
     return done.returncode, json.loads(done.stdout)
 
 
+class _EntryPoints:
+    names = frozenset({"dflash"})
+
+
+@pytest.fixture
+def installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The plugin's entry point is there, the wheel is the pinned one, and no accelerator is."""
+    real = importlib.metadata.entry_points
+
+    def entry_points(*, group: str) -> Any:  # torch looks up its own when it is imported
+        return _EntryPoints if group == "sglang.srt.plugins" else real(group=group)
+
+    monkeypatch.setattr(importlib.metadata, "entry_points", entry_points)
+    monkeypatch.setattr(check, "check_installed", lambda names: [])
+    monkeypatch.setattr(check, "_has_accelerator_device", lambda: False)
+    for name in set(os.environ) - set(WITHOUT_SWITCHES):
+        monkeypatch.delenv(name)
+
+
+Command = Callable[..., tuple[int, str]]
+
+
+@pytest.fixture
+def command(installed: None, capsys: pytest.CaptureFixture[str]) -> Command:
+    """The command in this process, with the installation stood in for."""
+
+    def run(*arguments: str) -> tuple[int, str]:
+        code = check.main(arguments)
+        return code, capsys.readouterr().out
+
+    return run
+
+
 def _installed() -> bool:
     group = importlib.metadata.entry_points(group="sglang.srt.plugins")
     return "dflash" in group.names
@@ -83,30 +116,31 @@ def test_json_of_a_good_pair() -> None:
     assert verdict["ok"] is _installed()
 
 
-def test_json_and_exit_code_of_a_bad_pair() -> None:
-    code, verdict = _json(*PAIR, "--speculative-dflash-block-size", "32")
+def test_json_and_exit_code_of_a_bad_pair(command: Command) -> None:
+    code, text = command("--json", *PAIR, "--speculative-dflash-block-size", "32")
+    verdict = json.loads(text)
     assert code == 1
     assert verdict["ok"] is False
     assert [finding["code"] for finding in verdict["pair"]["findings"]] == ["run_block_large"]
 
 
-def test_text_has_given_and_do() -> None:
-    done = _run(*PAIR, "--speculative-dflash-block-size", "32")
-    assert done.returncode == 1
-    assert "given: --speculative-dflash-block-size 32, trained 16" in done.stdout
-    assert "do:    Ask for 2 to 16" in done.stdout
-    assert done.stdout.endswith("NOT OK\n")
+def test_text_has_given_and_do(command: Command) -> None:
+    code, text = command(*PAIR, "--speculative-dflash-block-size", "32")
+    assert code == 1
+    assert "given: --speculative-dflash-block-size 32, trained 16" in text
+    assert "do:    Ask for 2 to 16" in text
+    assert text.endswith("NOT OK\n")
 
 
-def test_without_a_pair_only_the_installation_is_judged() -> None:
-    _, verdict = _json()
-    assert verdict["pair"] is None
+def test_without_a_pair_only_the_installation_is_judged(command: Command) -> None:
+    _, text = command("--json")
+    assert json.loads(text)["pair"] is None
 
 
-def test_half_a_pair_is_a_usage_error() -> None:
-    done = _run(*PAIR[:2])
-    assert done.returncode == 2
-    assert "go together" in done.stderr
+def test_half_a_pair_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        check.main(PAIR[:2])
+    assert "go together" in capsys.readouterr().err
 
 
 def test_neither_sglang_nor_transformers_is_imported() -> None:
@@ -126,48 +160,40 @@ def test_neither_sglang_nor_transformers_is_imported() -> None:
     assert done.stdout.splitlines()[-1] == "[]"
 
 
-def test_against_another_release(tmp_path: Path) -> None:
-    code, found = _json("--against", str(SITE))
+def test_against_the_pinned_release(command: Command) -> None:
+    code, text = command("--json", "--against", str(SITE))
+    found = json.loads(text)
     assert code == 0
-    assert found["schema"] == 1
-    assert found["contract"]["ok"] is True
-    assert found["contract"]["mismatches"] == []
-    assert found["contract"]["checked"] == len(relied_on(with_cpu=True))
-    other = tmp_path / "sglang"
-    other.mkdir()
-    (other / "__init__.py").touch()
-    code, found = _json("--against", str(tmp_path))
+    assert (found["schema"], found["against"]) == (1, str(SITE))
+    checked = len(relied_on(with_cpu=True))
+    assert found["contract"] == {"ok": True, "checked": checked, "mismatches": []}
+
+
+def test_against_another_release(command: Command, tmp_path: Path) -> None:
+    (tmp_path / "sglang").mkdir()
+    (tmp_path / "sglang" / "__init__.py").touch()
+    code, text = command("--json", "--against", str(tmp_path))
+    contract = json.loads(text)["contract"]
     assert code == 1
-    assert found["contract"]["ok"] is False
+    assert contract["ok"] is False
     # Every mismatch, not only the first: nothing that we rely on is in an empty package.
-    assert len(found["contract"]["mismatches"]) == found["contract"]["checked"]
-    done = _run("--against", str(tmp_path))
-    assert done.returncode == 1
-    assert "module not found; needed for hook" in done.stdout
-    assert done.stdout.endswith("NOT OK\n")
+    assert len(contract["mismatches"]) == contract["checked"]
+    code, text = command("--against", str(tmp_path))
+    assert code == 1
+    assert "module not found; needed for hook" in text
+    assert text.endswith("NOT OK\n")
 
 
-def test_against_a_folder_without_sglang(tmp_path: Path) -> None:
-    done = _run("--against", str(tmp_path))
-    assert done.returncode == 1
-    assert done.stdout == ""
-    assert "holds no sglang/__init__.py" in done.stderr
-    assert "Traceback" not in done.stderr
+def test_against_a_folder_without_sglang(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert check.main(["--against", str(tmp_path)]) == 1
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert "holds no sglang/__init__.py" in printed.err
 
 
 # ---- the reasoning, with the installation stood in for -------------------------------------------
-
-
-class _EntryPoints:
-    names = frozenset({"dflash"})
-
-
-@pytest.fixture
-def installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The plugin's entry point is there, the wheel is the pinned one, and no accelerator is."""
-    monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: _EntryPoints)
-    monkeypatch.setattr(check, "check_installed", lambda names: [])
-    monkeypatch.setattr(check, "_has_accelerator_device", lambda: False)
 
 
 @pytest.mark.usefixtures("installed")
@@ -251,14 +277,16 @@ def _sliding(pair: PairFiles, **changed: Any) -> None:
 
 
 @pytest.mark.parametrize("sliding", [False, True], ids=["full attention", "sliding windows"])
-def test_the_public_hybrid_pair_passes(tmp_path: Path, sliding: bool) -> None:
+def test_the_public_hybrid_pair_passes(tmp_path: Path, sliding: bool, command: Command) -> None:
     pair = qwen36_35b_a3b()
     if sliding:
         _sliding(pair)
     verifier, drafter = pair.write(tmp_path)
-    _, verdict = _json(
-        *("--model-path", str(verifier), "--speculative-draft-model-path", str(drafter))
+    _, text = command(
+        "--json",
+        *("--model-path", str(verifier), "--speculative-draft-model-path", str(drafter)),
     )
+    verdict = json.loads(text)
     assert verdict["pair"]["ok"] is True
     assert [finding["severity"] for finding in verdict["pair"]["findings"]] == []
 
