@@ -110,7 +110,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             ) as dflash,
         ):
             totals = compare(given.tokens, plain, dflash)
-            dflash.check_rest()
+            dflash.check_idle()
     row = {**totals._asdict(), "tau": round(totals.tau, 3)}
     shown = {**row, "plain_s": f"{totals.plain_s:.0f}", "dflash_s": f"{totals.dflash_s:.0f}"}
     print(report.table([shown], given.markdown))

@@ -26,12 +26,12 @@ from bench.harness.draw_tests import (
     REJECT,
     Sampling,
     context,
+    distribution,
     draw,
-    law,
     p_value,
 )
 from bench.harness.servers import TestedServer, settings
-from bench.harness.verifier_distribution import Witness
+from bench.harness.verifier_distribution import ReferenceModel
 from bench.progress import progress
 from dflash_sglang import zoo
 
@@ -79,17 +79,18 @@ class Row(NamedTuple):
 
 def measure(number: int) -> list[Row]:
     """Every rule; the exact ones under every filter."""
-    witness = Witness()
-    ids = context(witness)
-    expected = {name: law(witness, ids, sampling) for name, sampling in FILTERS.items()}
+    model = ReferenceModel()
+    ids = context(model)
+    expected = {name: distribution(model, ids, sampling) for name, sampling in FILTERS.items()}
     total = sum(len(FILTERS) if case.exact else 1 for case in CASES)
     rows = []
     with tempfile.TemporaryDirectory() as name, progress(unit="tests", total=total) as bar:
         for index, case in enumerate(CASES):
             folder = Path(name) / str(index)
-            env = {}
+            env, options = {}, {}
             if case.bug is not None:
-                env = scripts.wrong_rule(folder / "plugin", case.bug)
+                env = scripts.plugin_environment(folder / "plugin", "wrong_rules")
+                options = scripts.wrong_rule(case.bug)
             pair = zoo.path("moe")
             with TestedServer(
                 pair.verifier,
@@ -109,7 +110,7 @@ def measure(number: int) -> list[Row]:
                     # All draws where the rule decides most; a bug shows with fewer.
                     full = case.exact and sampling == Sampling()
                     drawn = number if full else min(number, FEWER)
-                    got = draw(server, ids, drawn, sampling)
+                    got = draw(server, ids, drawn, sampling, options)
                     p = p_value(got.counts, expected[filters])
                     rejected = p < REJECT
                     row = Row(

@@ -108,7 +108,7 @@ def measure(prompts: Sequence[str]) -> list[Row]:
             # In the order of features: a batch holds requests of one feature, sometimes two.
             rows = compare(DFLASH, expected, run(server, jobs, CONCURRENCY, bar))
             rows += compare(MIXED, expected, run(server, shuffled, CONCURRENCY, bar))
-            server.check_rest()
+            server.check_idle()
         bar.set_description(BUILTIN)
         with serving(folder, BUILTIN) as server:
             rows += compare(BUILTIN, expected, run(server, jobs, CONCURRENCY, bar))

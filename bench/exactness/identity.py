@@ -123,7 +123,7 @@ def measure(
                     )
                 else:
                     done = load.run(server, prompts, concurrency, MAX_NEW_TOKENS)
-                server.check_rest()
+                server.check_idle()
                 rows.append(compare(configuration.name, concurrency, reference.answers, done))
                 show(rows[-1])
     return rows

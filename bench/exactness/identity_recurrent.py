@@ -64,7 +64,7 @@ def measure(
         expected = answer(plain, work)
     with serve(configuration, folder / "ours") as ours:
         got = answer(ours, work)
-        ours.check_rest()
+        ours.check_idle()
     name = f"{configuration.name}, {LONG_TOKENS} tokens"
     rows = [
         compare(f"{name} alone", 1, expected.alone.answers, got.alone),

@@ -1,15 +1,15 @@
-"""Many sampled answers to one prompt against the law that the verifier gives them."""
+"""Many sampled answers to one prompt against the verifier's distribution of them."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from scipy.stats import chisquare
 
 from bench.harness.requests import ask, greedy
-from bench.harness.verifier_distribution import Outcome, Witness
+from bench.harness.verifier_distribution import Filter, Outcome, ReferenceModel
 from dflash_sglang import zoo
 from launch.client import Client
 
@@ -24,7 +24,7 @@ Counts = Counter[tuple[int, ...]]
 
 
 class Sampling(NamedTuple):
-    """Sampling parameters that the witness knows as well."""
+    """Sampling parameters that the reference model applies as well."""
 
     temperature: float = HOT
     top_k: int = -1
@@ -42,21 +42,27 @@ class Draws(NamedTuple):
     tau: float  # committed tokens per verify
 
 
-def context(witness: Witness) -> list[int]:
+def context(model: ReferenceModel) -> list[int]:
     """Token ids whose continuation branches at every step, while its drafts are often accepted.
 
     The middle of an answer about sorting: at HOT the likeliest of the next tokens have
     probabilities of 0.4 to 0.97. Where the verifier is sure, every rule gives the same answers.
     """
-    ids = list(witness.tokenizer(zoo.prompts("moe")["sort"][3].text)["input_ids"])
+    ids = list(model.tokenizer(zoo.prompts("moe")["sort"][3].text)["input_ids"])
     for _ in range(21):
-        ids.append(int(witness.logits([ids])[0].argmax()))
+        ids.append(int(model.logits([ids])[0].argmax()))
     return ids
 
 
-def draw(server: Client, ids: Sequence[int], number: int, sampling: Sampling = DEFAULT) -> Draws:
-    """Asks for `number` answers (a multiple of BATCH) of LENGTH tokens to a context."""
-    payload = greedy(ids, LENGTH, n=BATCH, **sampling._asdict())
+def draw(
+    server: Client,
+    ids: Sequence[int],
+    number: int,
+    sampling: Sampling = DEFAULT,
+    custom_params: Mapping[str, object] | None = None,
+) -> Draws:
+    """Draws `number` answers (a multiple of BATCH) of LENGTH tokens to a context."""
+    payload = greedy(ids, LENGTH, n=BATCH, custom_params=custom_params, **sampling._asdict())
     counts: Counts = Counter()
     tokens = verifies = 0
     for _ in range(number // BATCH):
@@ -67,13 +73,15 @@ def draw(server: Client, ids: Sequence[int], number: int, sampling: Sampling = D
     return Draws(counts, tokens / max(verifies, 1))
 
 
-def law(witness: Witness, ids: Sequence[int], sampling: Sampling = DEFAULT) -> list[Outcome]:
-    """The verifier's law of those answers."""
-    return witness.law(ids, LENGTH, sampling.temperature, _filters(sampling))
+def distribution(
+    model: ReferenceModel, ids: Sequence[int], sampling: Sampling = DEFAULT
+) -> list[Outcome]:
+    """The verifier's distribution of those answers."""
+    return model.distribution(ids, LENGTH, sampling.temperature, _filters(sampling))
 
 
 def p_value(counts: Counts, expected: Sequence[Outcome]) -> float:
-    """Of the hypothesis that the counts were drawn from the law."""
+    """Of the hypothesis that the counts were drawn from the distribution."""
     number = counts.total()
     cells = [cell for cell in expected if cell.probability * number >= MIN_EXPECTED]
     observed = [counts[cell.ids] for cell in cells]
@@ -86,7 +94,7 @@ def p_value(counts: Counts, expected: Sequence[Outcome]) -> float:
     return float(chisquare(observed, wanted).pvalue)
 
 
-def _filters(sampling: Sampling) -> Any:
+def _filters(sampling: Sampling) -> Filter:
     import torch
     from sglang.srt.layers.sampler import top_k_top_p_min_p_sampling_from_probs_torch
 

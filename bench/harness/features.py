@@ -1,7 +1,7 @@
 """The sampling features that a speculative server must answer as the verifier alone.
 
-One request per feature and prompt, so that the test and bench/exactness/features.py ask the
-same things. Every feature is token for token: sampled ones go by seed.
+One request per feature and prompt, so that the test and bench/exactness/features.py send
+the same. Every feature is token for token: sampled ones go by seed.
 """
 
 from __future__ import annotations
@@ -24,10 +24,8 @@ from bench.harness.requests import greedy
 ARGS = (
     "--enable-deterministic-inference",
     "--enable-custom-logit-processor",
-    "--reasoning-parser",
-    "deepseek-r1",
-    "--tool-call-parser",
-    "qwen25",
+    *("--reasoning-parser", "deepseek-r1"),
+    *("--tool-call-parser", "qwen25"),
 )
 PLAIN_ARGS = (*ARGS, "--disable-overlap-schedule")
 NEW_TOKENS = 48
@@ -55,7 +53,7 @@ Payload = dict[str, Any]
 
 
 class Feature(NamedTuple):
-    """One way to ask."""
+    """A feature, and the request that uses it."""
 
     name: str
     payload: Callable[[str, int], Payload]  # of a prompt and its number
@@ -83,7 +81,7 @@ class BanRecent(CustomLogitProcessor):
 
 
 def _with(**sampling: object) -> Callable[[str, int], Payload]:
-    """The prompt, greedy unless told otherwise, with sampling parameters."""
+    """The prompt, greedy by default, with sampling parameters."""
     return lambda prompt, number: greedy(prompt, NEW_TOKENS, **sampling)
 
 

@@ -59,7 +59,7 @@ CONFIG: dict[str, Any] = {
 
 
 def hybrid_pair(folder: Path) -> zoo.Pair:
-    """A Qwen3.5-MoE verifier with random weights, and a drafter that knows nothing of it."""
+    """A Qwen3.5-MoE verifier with random weights, and an untrained drafter."""
     from transformers import AutoModelForCausalLM, Qwen3_5MoeTextConfig
 
     torch.manual_seed(0)
@@ -88,7 +88,7 @@ def endless(prompt: Sequence[int], tokens: int) -> dict[str, Any]:
 
 
 def converse(plain: Client) -> list[list[Continuation]]:
-    """What plain decoding says in each turn of every conversation, past the answer's end.
+    """Plain decoding's answers in each turn of every conversation, past their ends.
 
     Returns:
         By turn, then by conversation.

@@ -1,4 +1,4 @@
-"""Requests to a server: many at once, streamed, and what two servers' answers must agree on."""
+"""Requests to a server: many at once, streamed, and the parts in which two answers must agree."""
 
 from __future__ import annotations
 
@@ -12,9 +12,12 @@ from launch.client import Client, RequestError
 
 
 def greedy(
-    prompt: str | Sequence[int], max_new_tokens: int = 96, **sampling: object
+    prompt: str | Sequence[int], max_new_tokens: int | None = 96, **sampling: object
 ) -> dict[str, Any]:
-    """Body of a greedy `/generate` request for a prompt given as text or token ids."""
+    """Body of a greedy `/generate` request for a prompt given as text or token ids.
+
+    Without `max_new_tokens` the answer goes on to the end of the context.
+    """
     params = {"temperature": 0, "max_new_tokens": max_new_tokens, **sampling}
     source = {"text": prompt} if isinstance(prompt, str) else {"input_ids": list(prompt)}
     return {**source, "sampling_params": params}
@@ -69,7 +72,8 @@ def essence(answer: Any) -> Any:
 
 
 def openai_essence(answer: Any) -> Any:
-    """The same for an answer or event of the OpenAI routes."""
+    """The same for an answer of the OpenAI routes; only a reasoning parser counts its tokens."""
     if isinstance(answer, tuple):
         return answer
-    return {"choices": answer["choices"], "usage": answer.get("usage")}
+    usage = {name: n for name, n in answer["usage"].items() if name != "reasoning_tokens"}
+    return {"choices": answer["choices"], "usage": usage}

@@ -1,4 +1,4 @@
-"""The client's side of scripted drafts: what a server needs for them, and the ids of requests."""
+"""The client's side of server_side/: variables for servers that load it, names for requests."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LEAK = "leak/negative-control"  # id of a request that makes the server lose a K
 
 
 class Continuation(NamedTuple):
-    """A prompt and what the verifier says next, past its end-of-text token if need be."""
+    """A prompt and the verifier's continuation, past its end-of-text token if need be."""
 
     prompt_ids: tuple[int, ...]
     output_ids: tuple[int, ...]
@@ -27,7 +27,7 @@ class Continuation(NamedTuple):
 def continuations(
     plain: Client, prompts: Sequence[str], max_new_tokens: int
 ) -> tuple[Continuation, ...]:
-    """What plain decoding says to each prompt, past its end-of-text token."""
+    """Plain decoding's continuation of each prompt, past its end-of-text token."""
     payloads = [
         {
             **greedy(prompt, max_new_tokens + SPARE_TOKENS, ignore_eos=True),
@@ -47,7 +47,7 @@ def environment(
     """Writes the oracle's table and the plugin's entry point to `folder`.
 
     Returns:
-        The variables that make a server load the plugin, and `others` of server_side/ beside it.
+        The variables that make a server load scripted_drafts, and `others` of server_side/ too.
     """
     plugin = plugin_environment(folder, "scripted_drafts", *others)
     table = folder / "continuations.json"
@@ -55,13 +55,8 @@ def environment(
     return {**plugin, "DFLASH_TEST_CONTINUATIONS": str(table)}
 
 
-def wrong_rule(folder: Path, mistake: str) -> dict[str, str]:
-    """The variables that put a mistake into the accept rule: see server_side/wrong_rules.py."""
-    return {**plugin_environment(folder, "wrong_rules"), "DFLASH_TEST_WRONG_RULE": mistake}
-
-
 def plugin_environment(folder: Path, *modules: str) -> dict[str, str]:
-    """Writes the entry points of plugins in server_side/ to `folder`."""
+    """Writes the entry points of plugins in server_side/ to `folder`; returns the variables."""
     distribution = folder / "dflash_test_scripts-0.dist-info"
     distribution.mkdir(parents=True)
     (distribution / "METADATA").write_text(
@@ -88,6 +83,21 @@ def holes(seed: int, name: object) -> str:
 def wrong(name: object) -> str:
     """Id of a request whose drafts are all wrong."""
     return f"wrong/{name}"
+
+
+def random_width(name: object) -> str:
+    """Id of a request that has another width each step: see server_side/scripted_widths.py."""
+    return f"{name}~width"
+
+
+def forced_width(width: int, name: object) -> str:
+    """Id of a request whose steps have this width."""
+    return f"{name}~width-{width}"
+
+
+def wrong_rule(mistake: str) -> dict[str, str]:
+    """`custom_params` of a request that is accepted wrongly: see server_side/wrong_rules.py."""
+    return {"wrong_rule": mistake}
 
 
 def correct_drafts(answer: Answer) -> Sequence[int]:

@@ -1,14 +1,17 @@
-"""Servers under test: SGLang's own memory checks at their strictest, and a proof of rest."""
+"""Servers under test: SGLang's own memory checks at their strictest, and a proof of idleness."""
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import re
+import signal
 import time
 from collections.abc import Mapping, Sequence
 from http.client import HTTPException
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from bench.harness.configurations import Configuration
 from dflash_sglang import zoo
@@ -21,7 +24,7 @@ STRICT = {
     "SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY": "1",
     "SGLANG_CHECK_KV_PAGE_INVARIANTS": "1",
 }
-REST_TIMEOUT_S = 20.0
+IDLE_TIMEOUT_S = 60.0
 COMPLAINT = re.compile(
     r"Traceback|memory leak|Mem Leak|use-after-free|double free|Failed to apply hooks"
     r"|Failed to load plugin|Scheduler hit an exception",
@@ -58,14 +61,15 @@ def settings(file: Path, **values: object) -> list[str]:
     return ["--speculative-adaptive-config", str(file)]
 
 
-class NotAtRestError(AssertionError):
-    """A server still holds something that it should have given back."""
+class NotIdleError(AssertionError):
+    """A server still holds something that it should have released."""
 
 
 class TestedServer(Server):
     """A server with strict memory checks."""
 
     __test__ = False  # not a test case, whatever its name
+    starts: ClassVar[int] = 0  # of this process so far
 
     def __init__(
         self,
@@ -78,42 +82,54 @@ class TestedServer(Server):
     ) -> None:
         super().__init__(model, drafter, args=args, env={**STRICT, **(env or {})}, log_dir=log_dir)
 
+    def start(self) -> None:
+        """As every server's, and counts."""
+        TestedServer.starts += 1
+        super().start()
+
+    def stop(self) -> None:
+        """Kills it: SGLang notices a request to end only once in five seconds."""
+        if self.is_running():
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.pid, signal.SIGKILL)
+        super().stop()
+
     def load(self) -> dict[str, Any]:
         """Requests and slots in use, as the scheduler last published them."""
         (load,) = self.get("/v1/loads")["loads"]
         return dict(load)
 
-    def check_rest(self) -> None:
+    def check_idle(self) -> None:
         """Waits until nothing runs, then counts the slots: each must be free or in the prefix tree.
 
         Must come before a flush, which resets the pools and with them the evidence.
 
         Raises:
-            NotAtRestError: requests or slots are left, or the server's own checks complained.
+            NotIdleError: requests or slots are left, or the server's own checks complained.
         """
-        asked = time.time()
-        deadline = time.monotonic() + REST_TIMEOUT_S
+        begin = time.time()
+        deadline = time.monotonic() + IDLE_TIMEOUT_S
         try:
-            while not self._at_rest(since=asked):
+            while not self._is_idle(since=begin):
                 if time.monotonic() > deadline:
-                    raise NotAtRestError(
-                        f"still busy {REST_TIMEOUT_S:.0f} s after the last request: {self.load()}"
+                    raise NotIdleError(
+                        f"still busy {IDLE_TIMEOUT_S:.0f} s after the last request: {self.load()}"
                     )
                 time.sleep(0.05)
         except (OSError, HTTPException) as error:
-            raise NotAtRestError(f"the server went down\n{self.log_tail()}") from error
+            raise NotIdleError(f"the server went down\n{self.log_tail()}") from error
         complaints = self.complaints()
         if complaints:
-            raise NotAtRestError("the server's log complains:\n" + "\n".join(complaints[:10]))
+            raise NotIdleError("the server's log complains:\n" + "\n".join(complaints[:10]))
 
-    def _at_rest(self, since: float) -> bool:
+    def _is_idle(self, since: float) -> bool:
         self.server_info()  # answered by the scheduler, which then takes a turn and publishes
         load = self.load()
         held = ("num_running_reqs", "num_waiting_reqs", "num_used_tokens")
         return load["timestamp"] > since and not any(load[name] for name in held)
 
     def complaints(self) -> list[str]:
-        """Lines of the log that tell of an exception or of memory that does not add up."""
+        """Lines of the log that report an exception, or memory that does not add up."""
         lines = self.log_path.read_text(errors="replace").splitlines()
         return [line for line in lines if COMPLAINT.search(line)]
 

@@ -1,4 +1,4 @@
-"""The embedded verifier by transformers: an independent witness of what a server should answer."""
+"""The embedded verifier by transformers: the distribution that a server's answers must have."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Outcome(NamedTuple):
     probability: float
 
 
-class Witness:
+class ReferenceModel:
     """The verifier in float32, one full forward a token."""
 
     def __init__(self) -> None:
@@ -34,10 +34,10 @@ class Witness:
     @torch.inference_mode()
     def logits(self, contexts: Sequence[Sequence[int]]) -> Tensor:
         """Next-token logits of contexts of one length, [n, vocab] float32."""
-        parts = torch.tensor([*map(list, contexts)]).split(BATCH)
+        parts = torch.split(torch.tensor([*map(list, contexts)]), BATCH)
         return torch.cat([self.model(part, logits_to_keep=1).logits[:, 0] for part in parts])
 
-    def law(
+    def distribution(
         self,
         prompt_ids: Sequence[int],
         length: int,

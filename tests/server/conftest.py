@@ -1,33 +1,22 @@
-"""Servers shared by the tests of a session, and the rule that each test leaves them at rest."""
+"""The servers that several modules share, and the rule that each test leaves them idle."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
 
 import pytest
 
+from bench.harness import scripts
+from bench.harness.features import ARGS, PLAIN_ARGS
+from bench.harness.scripts import Continuation
 from bench.harness.servers import TestedServer, settings
+from bench.harness.verifier_distribution import ReferenceModel
 from dflash_sglang import zoo
 from launch import load
-from launch.client import Answer
 from launch.comparison import choose_prompts
+from tests.support.reference import MAX_NEW_TOKENS, Reference
 
-MAX_NEW_TOKENS = 96
 NUM_PROMPTS = 40
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        if "/server/" in str(item.path):
-            item.add_marker(pytest.mark.server)
-
-
-class Reference(NamedTuple):
-    """What plain decoding says, which every other way to serve must say too."""
-
-    prompts: list[str]
-    answers: tuple[Answer, ...]
 
 
 @pytest.fixture(scope="session")
@@ -41,7 +30,7 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[TestedServe
     """The plain server and the main DFLASH server, started side by side."""
     pair = zoo.path("moe")
     logs = tmp_path_factory.mktemp("servers")
-    plain = TestedServer(pair.verifier, log_dir=logs / "plain")
+    plain = TestedServer(pair.verifier, args=PLAIN_ARGS, log_dir=logs / "plain")
     # Tests count verifies; what the policy does to answers is in test_widths and test_features.
     fixed = settings(logs / "settings.json", width="fixed")
     dflash = TestedServer(pair.verifier, pair.drafter, args=fixed, log_dir=logs / "dflash")
@@ -57,28 +46,49 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[TestedServe
 
 
 @pytest.fixture(scope="session")
-def plain_server(both: tuple[TestedServer, TestedServer]) -> TestedServer:
+def plain(both: tuple[TestedServer, TestedServer]) -> TestedServer:
+    """The verifier alone, with every feature switched on: all answers are compared with its."""
     return both[0]
 
 
-@pytest.fixture(scope="session")
-def dflash_server(both: tuple[TestedServer, TestedServer]) -> TestedServer:
-    return both[1]
-
-
 @pytest.fixture
-def plain(plain_server: TestedServer) -> TestedServer:
-    """The verifier alone: every answer is compared with its."""
-    return plain_server
-
-
-@pytest.fixture
-def dflash(dflash_server: TestedServer) -> Iterator[TestedServer]:
-    """Block 16, page 1, verified whole; after the test it must be idle with every slot free."""
-    yield dflash_server
-    dflash_server.check_rest()
+def dflash(both: tuple[TestedServer, TestedServer]) -> Iterator[TestedServer]:
+    """SGLang's defaults, blocks verified whole; idle with every slot free after each test."""
+    _, dflash = both
+    yield dflash
+    dflash.check_idle()
 
 
 @pytest.fixture(scope="session")
-def reference(plain_server: TestedServer, prompts: list[str]) -> Reference:
-    return Reference(prompts, load.run(plain_server, prompts, 8, MAX_NEW_TOKENS).answers)
+def features_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestedServer]:
+    """Every feature switched on, page 16, widths by the policy or by a request's id."""
+    pair, folder = zoo.path("moe"), tmp_path_factory.mktemp("features")
+    # 3: neither a power of two nor a divisor of the page.
+    widths = settings(folder / "settings.json", widths=[1, 2, 3, 4, 8, 12, 16])
+    args = [*ARGS, "--page-size", "16", *widths]
+    env = scripts.plugin_environment(folder / "plugin", "scripted_widths")
+    with TestedServer(pair.verifier, pair.drafter, args=args, env=env, log_dir=folder) as server:
+        yield server
+
+
+@pytest.fixture
+def adaptive(features_server: TestedServer) -> Iterator[TestedServer]:
+    """`features_server`, idle with every slot free after each test."""
+    yield features_server
+    features_server.check_idle()
+
+
+@pytest.fixture(scope="session")
+def reference(plain: TestedServer, prompts: list[str]) -> Reference:
+    return Reference(prompts, load.run(plain, prompts, 8, MAX_NEW_TOKENS).answers)
+
+
+@pytest.fixture(scope="session")
+def continuations(plain: TestedServer, prompts: list[str]) -> tuple[Continuation, ...]:
+    """The reference's answers, past their ends."""
+    return scripts.continuations(plain, prompts, MAX_NEW_TOKENS)
+
+
+@pytest.fixture(scope="session")
+def model() -> ReferenceModel:
+    return ReferenceModel()

@@ -1,4 +1,4 @@
-"""A request that is aborted, malformed or refused harms no other and leaves no slot behind."""
+"""A request that is aborted, malformed or refused affects no other and leaves no slot behind."""
 
 from __future__ import annotations
 
@@ -11,10 +11,9 @@ import pytest
 
 from bench.harness.requests import ask, ask_all, events, greedy
 from bench.harness.servers import TestedServer
-from tests.server.conftest import Reference
-from tests.server.disturbing import others_running
+from tests.support.reference import Reference, others_running
 
-LONG = 1500  # tokens: seconds of decoding, if nobody ends it
+LONG = 1500  # tokens: seconds of decoding, unless it is aborted
 
 MALFORMED: dict[str, Any] = {
     "no prompt": {"sampling_params": {"temperature": 0}},
@@ -43,8 +42,7 @@ def test_a_client_that_hangs_up(dflash: TestedServer, reference: Reference) -> N
         for number in range(3):
             response, _ = open_stream(dflash, f"hang-up-{number}")
             response.close()
-    # Not the answers to nobody, run to their end: at rest long before 4500 tokens could be.
-    dflash.check_rest()
+    dflash.check_idle()
 
 
 def test_abort_by_id(dflash: TestedServer, reference: Reference) -> None:
@@ -92,7 +90,7 @@ def test_a_malformed_request_gets_a_400(
     assert got[1] == expected[1]
 
 
-def test_malformed_requests_disturb_nobody(dflash: TestedServer, reference: Reference) -> None:
+def test_malformed_requests_affect_no_other(dflash: TestedServer, reference: Reference) -> None:
     with others_running(dflash, reference):
         for _ in range(3):
             ask_all(dflash, list(MALFORMED.values()))
@@ -112,3 +110,15 @@ def test_sampled_neighbours_change_no_greedy_answer(
     with others_running(dflash, reference):
         sampled = ask_all(dflash, neighbours)
     assert all(one["meta_info"]["completion_tokens"] > 0 for one in sampled)
+
+
+def test_a_refusal_names_the_parameter_and_the_way_out(
+    dflash: TestedServer, reference: Reference
+) -> None:
+    # The other parameters that the worker refuses, SGLang refuses first unless a flag allows them.
+    with others_running(dflash, reference):
+        refused = {**greedy(reference.prompts[0]), "return_sampling_mask": True}
+        status, body = ask(dflash, refused)
+    assert status == 400
+    assert "return_sampling_mask" in body
+    assert "without --speculative-algorithm DFLASH" in body

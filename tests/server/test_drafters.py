@@ -4,29 +4,23 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 import pytest
 
 from bench.harness import checkpoints, scripts
 from bench.harness.configurations import Configuration
 from bench.harness.requests import ask_all, greedy
-from bench.harness.servers import NotAtRestError, TestedServer, settings
+from bench.harness.servers import NotIdleError, TestedServer, settings
 from dflash_sglang import zoo
 from launch import load
 from launch.client import Answer
-from tests.server.conftest import MAX_NEW_TOKENS, Reference
+from tests.support.reference import MAX_NEW_TOKENS, Reference, token_ids
 
 BLOCK = 16
 # Blocks as long as a page: every step crosses a page's end, at every place of the block.
 CONFIGURATION = Configuration(BLOCK, 16)
-
-
-@pytest.fixture(scope="module")
-def continuations(
-    plain_server: TestedServer, reference: Reference
-) -> tuple[scripts.Continuation, ...]:
-    return scripts.continuations(plain_server, reference.prompts, MAX_NEW_TOKENS)
+# Positions of the drafter: more than the reference's prompts and answers have.
+RANGE = 512
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +30,7 @@ def scripted_server(
     folder = tmp_path_factory.mktemp("scripted")
     server = TestedServer(
         zoo.path("moe").verifier,
-        CONFIGURATION.checkpoint(folder),
+        checkpoints.short_drafter(folder / "short", RANGE),
         # What a verify accepts is counted: every step must show the whole block.
         args=[*CONFIGURATION.args(), *settings(folder / "settings.json", width="fixed")],
         env=scripts.environment(folder / "plugin", continuations),
@@ -53,7 +47,7 @@ def scripted_server(
 @pytest.fixture
 def scripted(scripted_server: TestedServer) -> Iterator[TestedServer]:
     yield scripted_server
-    scripted_server.check_rest()
+    scripted_server.check_idle()
 
 
 def answers(
@@ -150,22 +144,19 @@ def sum_correct(answer: Answer) -> int:
 
 
 def test_past_the_drafters_range_answers_go_on_a_token_a_step(
-    reference: Reference, tmp_path: Path
+    plain: TestedServer, scripted: TestedServer
 ) -> None:
-    prompt_lens = [answer.meta["prompt_tokens"] for answer in reference.answers]
-    positions = sorted(prompt_lens)[len(prompt_lens) // 2] + 2 * BLOCK
-    drafter = checkpoints.short_drafter(tmp_path / "short", positions)
-    # The policy would stop drafting for all: most of these requests are held to a token.
-    args = settings(tmp_path / "settings.json", width="fixed")
-    with TestedServer(
-        zoo.path("moe").verifier, drafter, args=args, log_dir=tmp_path / "log"
-    ) as server:
-        done = load.run(server, reference.prompts, 8, MAX_NEW_TOKENS)
-        server.check_rest()
-    assert [answer.output_ids for answer in done.answers] == plain_ids(reference)
+    ids = token_ids("".join(prompt.text + prompt.answer for prompt in zoo.prompts("moe")["sql"]))
+    # Around the last position at which a block still fits, and well before it.
+    lens = [*range(RANGE - 7 * BLOCK, RANGE + BLOCK, 6), RANGE - BLOCK, RANGE - BLOCK + 1]
+    assert len(ids) > max(lens)
+    payloads = [greedy(ids[:length], MAX_NEW_TOKENS, ignore_eos=True) for length in lens]
+    expected = [Answer.parse(answer) for answer in ask_all(plain, payloads)]
+    got = [Answer.parse(answer) for answer in ask_all(scripted, payloads)]
+    assert [answer.output_ids for answer in got] == [answer.output_ids for answer in expected]
     # What starts past the range never speculates; what starts well before it does.
-    past = [a for a, n in zip(done.answers, prompt_lens, strict=True) if n + BLOCK > positions]
-    before = [a for a, n in zip(done.answers, prompt_lens, strict=True) if n + BLOCK < positions]
+    past = [a for a, n in zip(got, lens, strict=True) if n + BLOCK > RANGE]
+    before = [a for a, n in zip(got, lens, strict=True) if n + BLOCK < RANGE]
     assert past
     assert all(answer.verify_count == answer.completion_tokens - 1 for answer in past)
     assert load.tau(before) > 1.5
@@ -174,10 +165,10 @@ def test_past_the_drafters_range_answers_go_on_a_token_a_step(
 def test_a_lost_slot_is_noticed(
     scripted_server: TestedServer, continuations: tuple[scripts.Continuation, ...]
 ) -> None:
-    """The negative control of every `check_rest`; last, as the server does not survive it."""
+    """The negative control of every `check_idle`; last, as the server does not survive it."""
     payload = {**greedy(continuations[0].prompt_ids, 8), "rid": scripts.LEAK}
     with contextlib.suppress(OSError):  # the server may die while it answers
         ask_all(scripted_server, [payload])
-    with pytest.raises(NotAtRestError):
-        scripted_server.check_rest()
+    with pytest.raises(NotIdleError):
+        scripted_server.check_idle()
     assert any("leak" in line.lower() for line in scripted_server.complaints())

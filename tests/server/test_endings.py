@@ -1,4 +1,7 @@
-"""A request that ends inside a block ends where plain decoding ends it, with no slot left."""
+"""A request that ends inside a block ends where plain decoding ends it, with no slot left.
+
+Stop expressions, ignored ends of text and several samples are features: see test_features.py.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ import pytest
 from bench.harness.requests import ask, ask_all, essence, greedy
 from bench.harness.servers import TestedServer
 from dflash_sglang import zoo
-from tests.server.conftest import Reference
+from tests.support.reference import Reference, token_ids
 
 CONTEXT_LENGTH = 2048  # the embedded verifier's
 BLOCK = 16
@@ -82,21 +85,6 @@ def test_a_stop_string_at_any_place(compare: Compare, reference: Reference, trim
     assert set(found) == {0 if trim else 1}
 
 
-def test_a_stop_expression(compare: Compare, reference: Reference) -> None:
-    compare([greedy(prompt, stop_regex=r"[0-9]+\.|\n *[a-z]+") for prompt in reference.prompts[:8]])
-
-
-def test_ignoring_end_of_text(compare: Compare, reference: Reference) -> None:
-    got = compare([greedy(prompt, 80, ignore_eos=True) for prompt in reference.prompts[:8]])
-    assert all(one["meta_info"]["completion_tokens"] == 80 for one in got)
-
-
-def test_several_samples_of_one_prompt(compare: Compare, reference: Reference) -> None:
-    for several in compare([greedy(prompt, n=2) for prompt in reference.prompts[:4]]):
-        first, second = several
-        assert first["output_ids"] == second["output_ids"]
-
-
 @pytest.mark.parametrize("room", [1, 2, BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK, 3 * BLOCK])
 def test_the_end_of_the_context(compare: Compare, room: int) -> None:
     # A block drafted past the last position must stay inside the request's row of slots: three
@@ -113,10 +101,7 @@ def test_the_end_of_the_context(compare: Compare, room: int) -> None:
 
 
 def long_prompt(text: str) -> list[int]:
-    from tokenizers import Tokenizer
-
-    tokenizer = Tokenizer.from_file(str(zoo.path("moe").verifier / "tokenizer.json"))
-    ids: list[int] = tokenizer.encode(text).ids
+    ids = token_ids(text)
     assert len(ids) > CONTEXT_LENGTH
     return ids
 

@@ -9,9 +9,9 @@ import sys
 from pathlib import Path
 
 from bench.harness.scripts import PLUGIN_FOLDER
-from bench.harness.servers import STRICT
+from bench.harness.servers import STRICT, TestedServer
 from dflash_sglang import zoo
-from tests.server.conftest import Reference
+from tests.support.reference import Reference
 
 SCRIPT = PLUGIN_FOLDER / "offline_engine.py"
 
@@ -22,6 +22,7 @@ def test_the_engine_answers_as_the_plain_server(reference: Reference, tmp_path: 
     prompts.write_text(json.dumps(reference.prompts))
     log = tmp_path / "engine.log"
     with log.open("wb") as output:
+        TestedServer.starts += 1
         done = subprocess.run(
             [sys.executable, SCRIPT, pair.verifier, pair.drafter, prompts, answers],
             cwd=tmp_path,

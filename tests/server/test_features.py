@@ -1,57 +1,48 @@
-"""Every sampling feature, alone and all of them in one batch, as the verifier answers alone."""
+"""Every sampling feature, alone and all of them in one batch, as the verifier answers alone.
+
+bench/exactness/features.py makes the same comparison with 24 prompts a feature.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
-from bench.harness.features import ARGS, FEATURES, PLAIN_ARGS, Feature, same
+from bench.harness import scripts
+from bench.harness.features import FEATURES, Feature, same
 from bench.harness.requests import ask, ask_all, essence, greedy
 from bench.harness.servers import TestedServer
-from dflash_sglang import zoo
 
-NUM_PROMPTS = 24
+NUM_PROMPTS = 8
 # Features that only show when they change the answer, and in how many of the prompts at least.
 MUST_CHANGE = {
-    "temperature": 8,
-    "repetition penalty": 16,
-    "frequency penalty": 16,
-    "presence penalty": 4,
-    "min_new_tokens": 8,
-    "regex": 20,
-    "logit_bias": 2,
-    "custom logit processor": 4,
+    "temperature": 3,
+    "repetition penalty": 6,
+    "frequency penalty": 6,
+    "presence penalty": 2,
+    "min_new_tokens": 3,
+    "regex": 7,
+    "logit_bias": 1,
+    "custom logit processor": 1,
 }
+FOLLOWS_WIDTH = (  # features whose state follows the width of a step
+    "temperature",
+    "frequency penalty",
+    "min_new_tokens with stop tokens",
+    "JSON schema",
+    "input, top and chosen logprobs",
+    "stop string",
+    "custom logit processor",
+)
 
 Answers = dict[str, list[Any]]
 
 
 @pytest.fixture(scope="module")
-def servers(
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[tuple[TestedServer, TestedServer]]:
-    """Plain without overlap, and DFLASH, with the same features switched on."""
-    pair, logs = zoo.path("moe"), tmp_path_factory.mktemp("features")
-    plain = TestedServer(pair.verifier, args=PLAIN_ARGS, log_dir=logs / "plain")
-    ours = TestedServer(pair.verifier, pair.drafter, args=ARGS, log_dir=logs / "dflash")
-    try:
-        plain.start()
-        ours.start()
-        plain.wait_ready()
-        ours.wait_ready()
-        yield plain, ours
-    finally:
-        plain.stop()
-        ours.stop()
-
-
-@pytest.fixture(scope="module")
-def expected(servers: tuple[TestedServer, TestedServer], prompts: list[str]) -> Answers:
+def expected(plain: TestedServer, prompts: list[str]) -> Answers:
     """Plain decoding, one request at a time."""
-    plain, _ = servers
     return {
         feature.name: [
             ask(plain, feature.payload(prompt, number), feature.path)
@@ -62,9 +53,8 @@ def expected(servers: tuple[TestedServer, TestedServer], prompts: list[str]) -> 
 
 
 @pytest.fixture(scope="module")
-def mixed(servers: tuple[TestedServer, TestedServer], prompts: list[str]) -> Answers:
+def mixed(features_server: TestedServer, prompts: list[str]) -> Answers:
     """DFLASH, every feature in flight at once."""
-    _, ours = servers
     jobs = [
         (feature, number, prompt)
         for number, prompt in enumerate(prompts[:NUM_PROMPTS])
@@ -73,11 +63,11 @@ def mixed(servers: tuple[TestedServer, TestedServer], prompts: list[str]) -> Ans
 
     def send(job: tuple[Feature, int, str]) -> Any:
         feature, number, prompt = job
-        return ask(ours, feature.payload(prompt, number), feature.path)
+        return ask(features_server, feature.payload(prompt, number), feature.path)
 
     with ThreadPoolExecutor(32) as pool:
         answers = list(pool.map(send, jobs))
-    ours.check_rest()
+    features_server.check_idle()
     found: Answers = {feature.name: [] for feature in FEATURES}
     for (feature, _, _), answer in zip(jobs, answers, strict=True):
         found[feature.name].append(answer)
@@ -90,22 +80,39 @@ def differing(expected: list[Any], got: list[Any]) -> list[int]:
 
 @pytest.mark.parametrize("feature", FEATURES, ids=lambda feature: feature.name)
 def test_a_feature_alone(
-    servers: tuple[TestedServer, TestedServer],
-    expected: Answers,
-    prompts: list[str],
-    feature: Feature,
+    adaptive: TestedServer, expected: Answers, prompts: list[str], feature: Feature
 ) -> None:
-    _, ours = servers
     payloads = [feature.payload(p, number) for number, p in enumerate(prompts[:NUM_PROMPTS])]
-    got = ask_all(ours, payloads, concurrency=16, path=feature.path)
+    got = ask_all(adaptive, payloads, concurrency=16, path=feature.path)
     assert not any(isinstance(answer, tuple) for answer in got)  # an error status
     assert differing(expected[feature.name], got) == []
-    ours.check_rest()
 
 
 @pytest.mark.parametrize("feature", FEATURES, ids=lambda feature: feature.name)
 def test_a_feature_among_all_others(expected: Answers, mixed: Answers, feature: Feature) -> None:
     assert differing(expected[feature.name], mixed[feature.name]) == []
+
+
+def test_random_widths_change_no_feature(
+    adaptive: TestedServer, expected: Answers, prompts: list[str]
+) -> None:
+    features = [feature for feature in FEATURES if feature.name in FOLLOWS_WIDTH]
+    assert len(features) == len(FOLLOWS_WIDTH)
+    jobs = [
+        (feature, number, prompt)
+        for number, prompt in enumerate(prompts[:NUM_PROMPTS])
+        for feature in features
+    ]
+    payloads = [
+        {
+            **feature.payload(prompt, number),
+            "rid": scripts.random_width(f"{feature.name} {number}"),
+        }
+        for feature, number, prompt in jobs
+    ]
+    got = ask_all(adaptive, payloads, concurrency=16)
+    wanted = [expected[feature.name][number] for feature, number, _ in jobs]
+    assert differing(wanted, got) == []
 
 
 @pytest.mark.parametrize("name", MUST_CHANGE)
@@ -131,11 +138,10 @@ def test_speculation_took_part(mixed: Answers) -> None:
 
 
 def test_min_p_with_a_seed_is_refused_and_the_server_lives(
-    servers: tuple[TestedServer, TestedServer], prompts: list[str]
+    adaptive: TestedServer, prompts: list[str]
 ) -> None:
-    _, ours = servers
     sampled = {"temperature": 1.0, "min_p": 0.1, "sampling_seed": 3}
-    status, body = ask(ours, greedy(prompts[0], 8, **sampled))
+    status, body = ask(adaptive, greedy(prompts[0], 8, **sampled))
     assert status == 400
     assert "min_p=0.1" in body
-    assert essence(ask(ours, greedy(prompts[1], 8)))["completion_tokens"] > 0
+    assert essence(ask(adaptive, greedy(prompts[1], 8)))["completion_tokens"] > 0

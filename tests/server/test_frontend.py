@@ -36,13 +36,13 @@ def question(family: str, place: int = 0) -> str:
     return zoo.prompts("moe")[family][place].text
 
 
-@sgl.function
+@sgl.function  # type: ignore[untyped-decorator]
 def answer(s: Any, prompt: str) -> None:
     s += prompt
     s += sgl.gen("answer", max_tokens=64, temperature=0)
 
 
-@sgl.function
+@sgl.function  # type: ignore[untyped-decorator]
 def two_answers(s: Any, first: str, second: str) -> None:
     s += first
     s += sgl.gen("one", max_tokens=64, temperature=0)
@@ -50,7 +50,7 @@ def two_answers(s: Any, first: str, second: str) -> None:
     s += sgl.gen("two", max_tokens=64, temperature=0, stop="\n")
 
 
-@sgl.function
+@sgl.function  # type: ignore[untyped-decorator]
 def choose(s: Any, prompt: str) -> None:
     s += prompt
     s += "The answer is "
@@ -59,7 +59,7 @@ def choose(s: Any, prompt: str) -> None:
     s += sgl.gen("answer", max_tokens=24, temperature=0)
 
 
-@sgl.function
+@sgl.function  # type: ignore[untyped-decorator]
 def branches(s: Any, prompt: str) -> None:
     s += prompt
     forks = s.fork(4)
@@ -72,7 +72,7 @@ def branches(s: Any, prompt: str) -> None:
     s += sgl.gen("answer", max_tokens=16, temperature=0)
 
 
-@sgl.function
+@sgl.function  # type: ignore[untyped-decorator]
 def constrained(s: Any, prompt: str) -> None:
     s += prompt
     s += sgl.gen(
@@ -82,7 +82,7 @@ def constrained(s: Any, prompt: str) -> None:
     s += sgl.gen("number", max_tokens=8, temperature=0, dtype=int)
 
 
-@sgl.function
+@sgl.function  # type: ignore[untyped-decorator]
 def chat(s: Any, words: str) -> None:
     s += sgl.user(words)
     s += sgl.assistant(sgl.gen("answer", max_tokens=64, temperature=0))

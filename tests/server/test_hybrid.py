@@ -1,4 +1,4 @@
-"""Recurrent layers under speculation: every answer is plain decoding's, every state given back.
+"""Recurrent layers under speculation: every answer is plain decoding's, every state released.
 
 Wrong rollback shows as a wrong token somewhere behind it; a wrong state in the prefix cache, in the
 turn that starts from it. The states themselves are compared in test_states.py.
@@ -36,7 +36,7 @@ LONG = 600
 
 
 class Talk(NamedTuple):
-    """What plain decoding says, and what it found in its prefix cache."""
+    """Plain decoding's answers, and what it found in its prefix cache."""
 
     pair: zoo.Pair
     turns: list[list[scripts.Continuation]]
@@ -57,7 +57,7 @@ def talk(tmp_path_factory: pytest.TempPathFactory) -> Talk:
         answers = [ask_turn(plain, turn, names) for turn in (*turns, turns[0])]
         for turn, answered in zip((*turns, turns[0]), answers, strict=True):
             assert_answers(turn, answered)  # else a difference below would prove nothing
-        plain.check_rest()
+        plain.check_idle()
     return Talk(
         pair,
         turns,
@@ -75,8 +75,8 @@ def serve(
     **given: Any,
 ) -> TestedServer:
     """A server whose drafts are scripted, with settings as given."""
-    said = [one for turn in talk.turns for one in turn]
-    longest = {one.prompt_ids: one for one in (*said, talk.long)}
+    answered = [one for turn in talk.turns for one in turn]
+    longest = {one.prompt_ids: one for one in (*answered, talk.long)}
     env = scripts.environment(folder / "plugin", longest.values(), *plugins)
     return TestedServer(
         talk.pair.verifier,
@@ -105,15 +105,20 @@ def mixed_scripts(turn: Sequence[scripts.Continuation], name: str) -> list[str]:
     ]
 
 
-def assert_chats(server: TestedServer, talk: Talk, name: str) -> list[list[int]]:
+def assert_chats(
+    server: TestedServer, talk: Talk, name: str, random_widths: bool = False
+) -> list[list[int]]:
     """All turns and the first one again; returns what was found in the cache."""
     server.flush()
     found = []
     for number, turn in enumerate((*talk.turns, talk.turns[0])):
-        answers = ask_turn(server, turn, mixed_scripts(turn, f"{name}{number}"))
+        rids = mixed_scripts(turn, f"{name}{number}")
+        if random_widths:
+            rids = [scripts.random_width(rid) for rid in rids]
+        answers = ask_turn(server, turn, rids)
         assert_answers(turn, answers)
         found.append(cached_tokens(answers))
-    server.check_rest()
+    server.check_idle()
     return found
 
 
@@ -146,7 +151,7 @@ def test_every_accepted_length(server: TestedServer, talk: Talk, concurrency: in
         for k, answer in zip(right, answers, strict=True):
             verifies = answer["meta_info"]["spec_verify_ct"]
             assert verifies == -(-(MAX_NEW_TOKENS - 1) // (k + 1))
-    server.check_rest()
+    server.check_idle()
 
 
 def test_wrong_and_random_drafts(server: TestedServer, talk: Talk) -> None:
@@ -154,7 +159,7 @@ def test_wrong_and_random_drafts(server: TestedServer, talk: Talk) -> None:
     for name in (scripts.wrong, lambda place: f"unscripted-{place}"):
         names = [name(place) for place in range(len(turn))]
         assert_answers(turn, ask_turn(server, turn, names))
-    server.check_rest()
+    server.check_idle()
 
 
 def test_chats_start_from_states_that_decoding_left(server: TestedServer, talk: Talk) -> None:
@@ -173,11 +178,11 @@ def test_a_long_answer_crosses_many_boundaries(server: TestedServer, talk: Talk)
     ]
     for answer in ask_all(server, payloads):
         assert tuple(answer["output_ids"]) == talk.long.output_ids[:LONG]
-    server.check_rest()
+    server.check_idle()
 
 
 def test_an_end_before_a_boundary_inside_a_run(server: TestedServer, talk: Talk) -> None:
-    """The verify has committed past the end and kept the state of a boundary that nobody reached.
+    """The verify has committed past the end and kept the state of a boundary behind it.
 
     The next turn starts from what is in the cache of the request that ended.
     """
@@ -186,11 +191,11 @@ def test_an_end_before_a_boundary_inside_a_run(server: TestedServer, talk: Talk)
     for place, one in enumerate(talk.turns[0]):
         boundary = -(-len(one.prompt_ids) // INTERVAL) * INTERVAL - len(one.prompt_ids)
         # A few tokens before it; it may occur earlier, and so may the end of text.
-        token = one.output_ids[max(boundary - 4, 0)]
-        stops = {token, CONFIG["eos_token_id"]}
-        ends.append(1 + next(i for i, said in enumerate(one.output_ids) if said in stops))
+        stop = one.output_ids[max(boundary - 4, 0)]
+        stops = {stop, CONFIG["eos_token_id"]}
+        ends.append(1 + next(i for i, token in enumerate(one.output_ids) if token in stops))
         payload = endless(one.prompt_ids, MAX_NEW_TOKENS)
-        payload["sampling_params"] |= {"ignore_eos": False, "stop_token_ids": [token]}
+        payload["sampling_params"] |= {"ignore_eos": False, "stop_token_ids": [stop]}
         payloads.append({**payload, "rid": scripts.oracle(BLOCK - 1, f"end.{place}")})
     answers = ask_all(server, payloads)
     for one, end, answer in zip(talk.turns[0], ends, answers, strict=True):
@@ -201,7 +206,7 @@ def test_an_end_before_a_boundary_inside_a_run(server: TestedServer, talk: Talk)
     ]
     for one, end, answer in zip(talk.turns[0], ends, ask_all(server, rests), strict=True):
         assert tuple(answer["output_ids"]) == one.output_ids[end : end + 24]
-    server.check_rest()
+    server.check_idle()
 
 
 def test_aborted_requests_leave_no_state(server: TestedServer, talk: Talk) -> None:
@@ -214,14 +219,14 @@ def test_aborted_requests_leave_no_state(server: TestedServer, talk: Talk) -> No
         server.open("/abort_request", {"rid": f"abort-{place}"}).close()
         response.close()
     assert_answers(turn, ask_turn(server, turn, mixed_scripts(turn, "after")))
-    server.check_rest()
+    server.check_idle()
 
 
 def test_any_width_in_runs_of_plain_tokens(talk: Talk, tmp_path: Path) -> None:
     """No overlap, pages; a random width each step, runs of plain tokens at width 1."""
     args = ("--disable-overlap-schedule", "--page-size", "16")
-    with serve(talk, tmp_path, *args, plugins=("random_widths",)) as server:
-        found = assert_chats(server, talk, "widths")
+    with serve(talk, tmp_path, *args, plugins=("scripted_widths",)) as server:
+        found = assert_chats(server, talk, "widths", random_widths=True)
         steps = server.server_info()["internal_states"][0]["dflash"]["steps_by_width"]
     assert all(steps[str(width)] for width in (1, 2, 16))
     # A run ends where a state is to be kept: else the scheduler would not know that it was.
@@ -230,14 +235,14 @@ def test_any_width_in_runs_of_plain_tokens(talk: Talk, tmp_path: Path) -> None:
 
 def test_snapshots_with_slots_on_demand(talk: Talk, tmp_path: Path) -> None:
     """SGLang's own rollback, random widths, chunks in mixed batches, requests that start over."""
-    args = ("--mamba-radix-cache-strategy", "extra_buffer_lazy", "--enable-mixed-chunk")
-    args += ("--chunked-prefill-size", "64")
-    plugins = ("random_widths",)
+    strategy = ("--mamba-radix-cache-strategy", "extra_buffer_lazy")
+    args = (*strategy, "--enable-mixed-chunk", "--chunked-prefill-size", "64")
+    plugins = ("scripted_widths",)
     env = {"SGLANG_TEST_RETRACT": "1", "SGLANG_TEST_RETRACT_INTERVAL": "7"}
     with serve(
         talk, tmp_path, *args, plugins=plugins, variables=env, rollback="snapshot"
     ) as server:
-        assert_chats(server, talk, "snapshot")
+        assert_chats(server, talk, "snapshot", random_widths=True)
         state = server.server_info()["internal_states"][0]["dflash"]
     assert state["rollback"] == "snapshot"
     assert max(server.log_values("#retracted_reqs")) > 0

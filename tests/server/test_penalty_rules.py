@@ -1,7 +1,7 @@
-"""Penalties by their definition: the rules, one token at a time, over the witness's raw logits.
+"""Penalties by their definition: the rules, one token at a time, over raw logits by transformers.
 
-SGLang's plain server applies several penalties at once in the order of a Python set, so it cannot
-be asked about them. This reference can.
+SGLang's plain server applies several penalties at once in the order of a Python set, so it
+is no reference for them.
 """
 
 from __future__ import annotations
@@ -10,12 +10,10 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import pytest
-
 from bench.harness.requests import ask_all, greedy
 from bench.harness.servers import TestedServer
-from bench.harness.verifier_distribution import Witness
-from tests.server.conftest import Reference
+from bench.harness.verifier_distribution import ReferenceModel
+from tests.support.reference import Reference
 
 NUM_PROMPTS = 6
 NEW_TOKENS = 90
@@ -27,11 +25,6 @@ PENALTIES: tuple[Mapping[str, Any], ...] = (
     {"min_new_tokens": 45, "frequency_penalty": 1.0},
     {"frequency_penalty": -0.6},
 )
-
-
-@pytest.fixture(scope="module")
-def witness() -> Witness:
-    return Witness()
 
 
 def penalised(
@@ -51,28 +44,36 @@ def penalised(
 
 
 def answers_by_definition(
-    witness: Witness, prompt: str, rules: Mapping[str, Any]
-) -> tuple[int, ...]:
-    prompt_ids = witness.tokenizer(prompt)["input_ids"]
-    output: list[int] = []
-    while len(output) < NEW_TOKENS:
-        logits = witness.logits([[*prompt_ids, *output]])[0].tolist()
-        adjusted = penalised(logits, output, rules, witness.end_of_text)
-        output.append(max(range(len(adjusted)), key=adjusted.__getitem__))
-    return tuple(output)
+    model: ReferenceModel, prompt: str, penalties: Sequence[Mapping[str, Any]]
+) -> list[tuple[int, ...]]:
+    """An answer under each of the penalties."""
+    prompt_ids = model.tokenizer(prompt)["input_ids"]
+    outputs: list[list[int]] = [[] for _ in penalties]
+    for _ in range(NEW_TOKENS):
+        logits = model.logits([[*prompt_ids, *output] for output in outputs]).tolist()
+        for row, output, rules in zip(logits, outputs, penalties, strict=True):
+            adjusted = penalised(row, output, rules, model.end_of_text)
+            output.append(max(range(len(adjusted)), key=adjusted.__getitem__))
+    return [tuple(output) for output in outputs]
 
 
 def test_penalties_are_the_defined_ones_in_any_batch(
-    witness: Witness, dflash: TestedServer, reference: Reference
+    model: ReferenceModel, dflash: TestedServer, reference: Reference
 ) -> None:
-    asked = [(prompt, rules) for prompt in reference.prompts[:NUM_PROMPTS] for rules in PENALTIES]
-    expected = [answers_by_definition(witness, prompt, rules) for prompt, rules in asked]
-    payloads = [greedy(prompt, NEW_TOKENS, ignore_eos=True, **rules) for prompt, rules in asked]
+    prompts = reference.prompts[:NUM_PROMPTS]
+    expected = [
+        answer for prompt in prompts for answer in answers_by_definition(model, prompt, PENALTIES)
+    ]
+    payloads = [
+        greedy(prompt, NEW_TOKENS, ignore_eos=True, **rules)
+        for prompt in prompts
+        for rules in PENALTIES
+    ]
     # Unpenalised requests in the same batches keep their answers.
     free = [greedy(prompt, NEW_TOKENS) for prompt in reference.prompts]
     got = ask_all(dflash, [*payloads, *free], concurrency=24)
-    assert [tuple(one["output_ids"]) for one in got[: len(asked)]] == expected
-    assert [tuple(one["output_ids"]) for one in got[len(asked) :]] == [
+    assert [tuple(one["output_ids"]) for one in got[: len(expected)]] == expected
+    assert [tuple(one["output_ids"]) for one in got[len(expected) :]] == [
         answer.output_ids[:NEW_TOKENS] for answer in reference.answers
     ]
     unpenalised = [
@@ -85,4 +86,4 @@ def test_penalties_are_the_defined_ones_in_any_batch(
     changed = sum(
         answer != tuple(unpenalised[i // len(PENALTIES)]) for i, answer in enumerate(expected)
     )
-    assert changed > len(asked) / 2  # else the penalties prove nothing
+    assert changed > len(expected) / 2  # else the penalties prove nothing

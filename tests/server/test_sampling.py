@@ -1,4 +1,4 @@
-"""The distribution of sampled answers, for every accept rule, against the verifier's own law.
+"""The distribution of sampled answers, for every accept rule, against the verifier's own.
 
 bench/exactness/draws.py makes the same comparison with 20,100 draws a rule; here are fewer.
 """
@@ -6,36 +6,33 @@ bench/exactness/draws.py makes the same comparison with 20,100 draws a rule; her
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from bench.harness import scripts
-from bench.harness.draw_tests import BLOCK_ARGS, REJECT, Sampling, context, draw, law, p_value
+from bench.harness.draw_tests import (
+    BLOCK_ARGS,
+    REJECT,
+    Sampling,
+    context,
+    distribution,
+    draw,
+    p_value,
+)
 from bench.harness.requests import ask_all, greedy
 from bench.harness.servers import TestedServer, settings
-from bench.harness.verifier_distribution import Witness
+from bench.harness.verifier_distribution import ReferenceModel
 from dflash_sglang import zoo
-from tests.server.conftest import MAX_NEW_TOKENS, Reference
+from tests.support.reference import MAX_NEW_TOKENS, Reference
 
 DRAWS = 1200
 BLOCK_VERIFICATION = (*BLOCK_ARGS, "--speculative-use-block-verification")
-RELAXED = (*BLOCK_ARGS, "--speculative-accept-threshold-acc", "0.4")
-
-
-def fixed(folder: Path) -> list[str]:
-    """A drafted block is verified whole: a mistake shows in what is drafted."""
-    return settings(folder / "settings.json", width="fixed")
+NOT_EXACT = "not exact, another distribution is served"
 
 
 @pytest.fixture(scope="module")
-def witness() -> Witness:
-    return Witness()
-
-
-@pytest.fixture(scope="module")
-def ids(witness: Witness) -> list[int]:
-    return context(witness)
+def ids(model: ReferenceModel) -> list[int]:
+    return context(model)
 
 
 @pytest.mark.parametrize(
@@ -43,34 +40,47 @@ def ids(witness: Witness) -> list[int]:
     [Sampling(), Sampling(top_k=6, top_p=0.9), Sampling(min_p=0.02)],
     ids=["temperature", "top-k and top-p", "min-p"],
 )
-def test_sample_and_match_follows_the_verifiers_law(
-    dflash: TestedServer, witness: Witness, ids: list[int], sampling: Sampling
+def test_sample_and_match_follows_the_verifiers_distribution(
+    dflash: TestedServer, model: ReferenceModel, ids: list[int], sampling: Sampling
 ) -> None:
     got = draw(dflash, ids, DRAWS, sampling)
     assert got.tau > 1.2  # drafts were accepted, else this proves nothing
-    assert p_value(got.counts, law(witness, ids, sampling)) > REJECT
-    # The test can tell: another temperature is another law.
-    hotter = law(witness, ids, sampling._replace(temperature=3.2))
+    assert p_value(got.counts, distribution(model, ids, sampling)) > REJECT
+    # The test distinguishes temperatures, else it proves nothing.
+    hotter = distribution(model, ids, sampling._replace(temperature=3.2))
     assert p_value(got.counts, hotter) < REJECT
 
 
 @pytest.fixture(scope="module")
 def block_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestedServer]:
-    """Sampled drafts, accepted by block verification."""
+    """Sampled drafts, accepted by block verification, or wrongly where a request names a mistake.
+
+    A drafted block is verified whole: a mistake shows in what is drafted.
+    """
     pair, folder = zoo.path("moe"), tmp_path_factory.mktemp("block")
-    args = [*BLOCK_VERIFICATION, *fixed(folder)]
-    with TestedServer(pair.verifier, pair.drafter, args=args, log_dir=folder) as server:
+    args = [*BLOCK_VERIFICATION, *settings(folder / "settings.json", width="fixed")]
+    env = scripts.plugin_environment(folder / "plugin", "wrong_rules")
+    with TestedServer(pair.verifier, pair.drafter, args=args, env=env, log_dir=folder) as server:
         yield server
 
 
-def test_block_verification_follows_the_verifiers_law(
-    block_server: TestedServer, witness: Witness, ids: list[int]
+@pytest.mark.parametrize(
+    "sampling", [Sampling(), Sampling(top_k=6, top_p=0.9)], ids=["temperature", "top-k and top-p"]
+)
+def test_block_verification_follows_the_verifiers_distribution(
+    block_server: TestedServer, model: ReferenceModel, ids: list[int], sampling: Sampling
 ) -> None:
-    for sampling in (Sampling(), Sampling(top_k=6, top_p=0.9)):
-        got = draw(block_server, ids, DRAWS, sampling)
-        assert got.tau > 1.2
-        assert p_value(got.counts, law(witness, ids, sampling)) > REJECT
-    block_server.check_rest()
+    got = draw(block_server, ids, DRAWS, sampling)
+    block_server.check_idle()
+    assert got.tau > 1.2
+    assert p_value(got.counts, distribution(model, ids, sampling)) > REJECT
+
+
+def test_a_mistake_in_the_rule_is_noticed(
+    block_server: TestedServer, model: ReferenceModel, ids: list[int]
+) -> None:
+    got = draw(block_server, ids, DRAWS, custom_params=scripts.wrong_rule("bonus"))
+    assert p_value(got.counts, distribution(model, ids)) < REJECT
 
 
 def test_greedy_requests_match_beside_sampled_ones(
@@ -80,30 +90,24 @@ def test_greedy_requests_match_beside_sampled_ones(
     sampled = [greedy(prompt, 40, temperature=2.0) for prompt in reference.prompts]
     mixed = [one for pair in zip(payloads, sampled, strict=True) for one in pair]
     got = ask_all(block_server, mixed, concurrency=16)[::2]
-    assert [tuple(one["output_ids"]) for one in got] == [
-        answer.output_ids for answer in reference.answers
-    ]
-    block_server.check_rest()
-
-
-def test_a_mistake_in_the_rule_is_noticed(witness: Witness, ids: list[int], tmp_path: Path) -> None:
-    pair = zoo.path("moe")
-    env = scripts.wrong_rule(tmp_path / "plugin", "bonus")
-    args = [*BLOCK_VERIFICATION, *fixed(tmp_path)]
-    with TestedServer(pair.verifier, pair.drafter, args=args, env=env, log_dir=tmp_path) as server:
-        got = draw(server, ids, DRAWS)
-    assert p_value(got.counts, law(witness, ids)) < REJECT
+    block_server.check_idle()
+    assert [tuple(one["output_ids"]) for one in got] == reference.output_ids
 
 
 def test_relaxed_thresholds_are_announced_and_served(
-    witness: Witness, ids: list[int], tmp_path: Path
+    dflash: TestedServer, model: ReferenceModel, ids: list[int]
 ) -> None:
-    pair = zoo.path("moe")
-    args = [*RELAXED, *fixed(tmp_path)]
-    with TestedServer(pair.verifier, pair.drafter, args=args, log_dir=tmp_path) as server:
-        announced = server.log_path.read_text()
-        got = draw(server, ids, DRAWS)
-        log = server.log_path.read_text()
-    assert "not exact, another distribution is served" in announced  # before any request
-    assert log.count("not exact, another distribution is served") == 1
-    assert p_value(got.counts, law(witness, ids)) < REJECT
+    def set_threshold(value: float) -> None:
+        changed = {"speculative_accept_threshold_acc": value}
+        assert dflash.post("/set_internal_state", {"server_args": changed}) == [True]
+
+    set_threshold(0.4)
+    try:
+        got = draw(dflash, ids, DRAWS)
+    finally:
+        set_threshold(1.0)
+    exact = draw(dflash, ids, DRAWS)
+    assert dflash.log_path.read_text().count(NOT_EXACT) == 1
+    expected = distribution(model, ids)
+    assert p_value(got.counts, expected) < REJECT
+    assert p_value(exact.counts, expected) > REJECT

@@ -17,7 +17,7 @@ from bench.harness.servers import TestedServer, settings
 from dflash_sglang import zoo
 from launch.client import Answer, Client
 from launch.comparison import choose_prompts
-from tests.server.visions import (
+from tests.support.vision_pair import (
     END,
     IMAGE,
     START,
@@ -73,7 +73,7 @@ class Turn(NamedTuple):
 
 
 class Plain(NamedTuple):
-    """What plain decoding says."""
+    """Plain decoding's answers."""
 
     pair: zoo.Pair
     prompts: list[str]
@@ -96,11 +96,11 @@ def converse(server: Client, seed: int) -> list[Turn]:
         answer = server.post(
             "/v1/chat/completions", {**payload, "max_tokens": TOKENS, "ignore_eos": True}
         )
-        said = answer["choices"][0]["message"]["content"]
+        content = answer["choices"][0]["message"]["content"]
         usage = answer["usage"]
         cached = usage["prompt_tokens_details"]["cached_tokens"]
-        turns.append(Turn(said, cached, usage["prompt_tokens"]))
-        messages.append({"role": "assistant", "content": said})
+        turns.append(Turn(content, cached, usage["prompt_tokens"]))
+        messages.append({"role": "assistant", "content": content})
     return turns
 
 
@@ -118,7 +118,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Plain:
         images = outputs(ask_all(server, [one.payload() for one in SEEN]))
         server.flush()
         talks = [converse(server, seed) for seed in (0, 1)]
-        server.check_rest()
+        server.check_idle()
     return Plain(pair, prompts, texts, images, talks)
 
 
@@ -159,15 +159,14 @@ def test_pictures_matter(plain: Plain) -> None:
     assert all(a.content != b.content for a, b in zip(one, other, strict=True))
 
 
-def test_another_implementation_says_the_same(plain: Plain) -> None:
+def test_another_implementation_answers_the_same(plain: Plain) -> None:
     """Of the tower, the places of its features, and the positions in and behind an image."""
-    said = answers_of_transformers(plain.pair.verifier, SEEN, TOKENS)
-    assert said == plain.images
+    assert answers_of_transformers(plain.pair.verifier, SEEN, TOKENS) == plain.images
 
 
 def test_texts_are_drafted_for(server: TestedServer, plain: Plain) -> None:
     answers = ask_all(server, [greedy(prompt) for prompt in plain.prompts])
-    server.check_rest()
+    server.check_idle()
     assert outputs(answers) == plain.texts
     assert_drafted_for(answers)
 
@@ -175,16 +174,16 @@ def test_texts_are_drafted_for(server: TestedServer, plain: Plain) -> None:
 def test_an_image_alone(server: TestedServer, plain: Plain) -> None:
     server.flush()
     answers = [server.post("/generate", one.payload()) for one in SEEN]
-    server.check_rest()
+    server.check_idle()
     assert outputs(answers) == plain.images
     assert any(answer["meta_info"]["spec_num_correct_drafts"] for answer in answers)
 
 
 def test_images_together(server: TestedServer, plain: Plain) -> None:
-    """Each row's own image; and where requests start over, the positions of what they said."""
+    """Each row's own image; where requests start over, the positions of what they answered."""
     server.flush()
     answers = ask_all(server, [one.payload() for one in SEEN])
-    server.check_rest()
+    server.check_idle()
     assert outputs(answers) == plain.images
     if RETRACT in server.env:
         assert any(answer["meta_info"]["num_retractions"] for answer in answers)
@@ -198,7 +197,7 @@ def test_images_beside_texts(server: TestedServer, plain: Plain) -> None:
     for place, one in zip(places, SEEN, strict=True):
         payloads.insert(place, one.payload())
     answers = ask_all(server, payloads)
-    server.check_rest()
+    server.check_idle()
     images = [answers.pop(place) for place in reversed(places)][::-1]
     assert outputs(images) == plain.images
     assert outputs(answers) == plain.texts
@@ -210,7 +209,7 @@ def test_a_conversation_about_an_image(server: TestedServer, plain: Plain) -> No
     """Later turns start from what the cache holds of the image, and of answers to it."""
     server.flush()
     talks = [converse(server, seed) for seed in (0, 1)]
-    server.check_rest()
+    server.check_idle()
     for turns, expected in zip(talks, plain.talks, strict=True):
         assert [turn.content for turn in turns] == [turn.content for turn in expected]
         assert [turn.prompt for turn in turns] == [turn.prompt for turn in expected]

@@ -2,116 +2,71 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from bench.harness import checkpoints, scripts
-from bench.harness.features import ARGS, FEATURES, PLAIN_ARGS, same
-from bench.harness.requests import ask, ask_all, essence, greedy
-from bench.harness.servers import TestedServer, settings
-from dflash_sglang import zoo
+from bench.harness import scripts
+from bench.harness.requests import ask_all, essence, greedy
+from bench.harness.servers import TestedServer
 from launch import load
-from tests.server.conftest import MAX_NEW_TOKENS, Reference
-
-BLOCK = 16
-NAMES = (  # of features whose state follows the width of a step
-    "temperature",
-    "frequency penalty",
-    "min_new_tokens with stop tokens",
-    "JSON schema",
-    "input, top and chosen logprobs",
-    "stop string",
-    "custom logit processor",
-)
+from launch.client import Answer
+from tests.support.reference import MAX_NEW_TOKENS, Reference
 
 
-@pytest.fixture(scope="module")
-def random_widths(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestedServer]:
-    """DFLASH with every feature switched on and another width each step."""
-    pair, folder = zoo.path("moe"), tmp_path_factory.mktemp("random-widths")
-    env = scripts.plugin_environment(folder / "plugin", "random_widths")
-    args = [*ARGS, "--page-size", "16"]
-    with TestedServer(pair.verifier, pair.drafter, args=args, env=env, log_dir=folder) as server:
-        yield server
+def answers(
+    server: TestedServer, reference: Reference, rids: list[str], concurrency: int
+) -> list[Answer]:
+    payloads = [
+        {**greedy(prompt, MAX_NEW_TOKENS), "rid": rid}
+        for prompt, rid in zip(reference.prompts, rids, strict=True)
+    ]
+    server.flush()
+    return [Answer.parse(answer) for answer in ask_all(server, payloads, concurrency)]
+
+
+def steps_by_width(server: TestedServer) -> dict[int, int]:
+    state = server.server_info()["internal_states"][0]["dflash"]
+    return {int(width): steps for width, steps in state["steps_by_width"].items()}
 
 
 @pytest.mark.parametrize("concurrency", [1, 8, 32])
 def test_random_widths_change_no_answer(
-    random_widths: TestedServer, reference: Reference, concurrency: int
+    adaptive: TestedServer, reference: Reference, concurrency: int
 ) -> None:
-    done = load.run(random_widths, reference.prompts, concurrency, MAX_NEW_TOKENS)
-    random_widths.check_rest()
-    assert [a.output_ids for a in done.answers] == [a.output_ids for a in reference.answers]
+    places = range(len(reference.prompts))
+    rids = [scripts.random_width(f"{concurrency}.{place}") for place in places]
+    got = answers(adaptive, reference, rids, concurrency)
+    assert [answer.output_ids for answer in got] == reference.output_ids
     # Some steps drafted, some did not.
-    assert 1.5 < load.tau(done.answers) < 8
-
-
-def test_random_widths_change_no_feature(
-    random_widths: TestedServer, prompts: list[str], tmp_path: Path
-) -> None:
-    features = [feature for feature in FEATURES if feature.name in NAMES]
-    assert len(features) == len(NAMES)
-    asked = [
-        feature.payload(prompt, number)
-        for number, prompt in enumerate(prompts[:8])
-        for feature in features
-    ]
-    verifier = zoo.path("moe").verifier
-    with TestedServer(verifier, args=PLAIN_ARGS, log_dir=tmp_path) as plain:
-        expected = [ask(plain, payload) for payload in asked]
-    got = ask_all(random_widths, asked, concurrency=16)
-    random_widths.check_rest()
-    differing = [i for i, pair in enumerate(zip(expected, got, strict=True)) if not same(*pair)]
-    assert differing == []
+    assert 1.5 < load.tau(got) < 8
 
 
 @pytest.mark.parametrize("width", [1, 3])
-def test_a_forced_width(reference: Reference, tmp_path: Path, width: int) -> None:
-    pair = zoo.path("moe")
-    args = settings(tmp_path / "settings.json", width="fixed", max_width=width)
-    with TestedServer(pair.verifier, pair.drafter, args=args, log_dir=tmp_path) as server:
-        done = load.run(server, reference.prompts, 8, MAX_NEW_TOKENS)
-        server.check_rest()
-    assert [a.output_ids for a in done.answers] == [a.output_ids for a in reference.answers]
-    tau = load.tau(done.answers)
+def test_a_forced_width(adaptive: TestedServer, reference: Reference, width: int) -> None:
+    before = steps_by_width(adaptive)
+    places = range(len(reference.prompts))
+    rids = [scripts.forced_width(width, place) for place in places]
+    got = answers(adaptive, reference, rids, 8)
+    after = steps_by_width(adaptive)
+    assert {one for one, steps in after.items() if steps > before[one]} == {width}
+    assert [answer.output_ids for answer in got] == reference.output_ids
+    tau = load.tau(got)
     assert tau <= width
     assert tau > 0.7 * width
 
 
-def test_the_policy_changes_no_answer(reference: Reference, tmp_path: Path) -> None:
-    pair = zoo.path("moe")
-    with TestedServer(pair.verifier, pair.drafter, log_dir=tmp_path) as server:
-        for concurrency in (1, 8, 32):
-            done = load.run(server, reference.prompts, concurrency, MAX_NEW_TOKENS)
-            server.check_rest()
-            assert [a.output_ids for a in done.answers] == [a.output_ids for a in reference.answers]
-            assert load.tau(done.answers) > 2
-        assert server.server_info()["internal_states"][0]["dflash"]["width"] == "adaptive"
+def test_the_policy_changes_no_answer(adaptive: TestedServer, reference: Reference) -> None:
+    for concurrency in (1, 8, 32):
+        done = load.run(adaptive, reference.prompts, concurrency, MAX_NEW_TOKENS)
+        adaptive.check_idle()
+        assert [answer.output_ids for answer in done.answers] == reference.output_ids
+        assert load.tau(done.answers) > 2
+    assert adaptive.server_info()["internal_states"][0]["dflash"]["width"] == "adaptive"
 
 
-def test_a_useless_drafter_is_left_alone(reference: Reference, tmp_path: Path) -> None:
-    drafter = checkpoints.random_drafter(tmp_path / "random")
-    with TestedServer(zoo.path("moe").verifier, drafter, log_dir=tmp_path / "log") as server:
-        done = load.run(server, reference.prompts, 8, MAX_NEW_TOKENS)
-        again = load.run(server, reference.prompts, 8, MAX_NEW_TOKENS)
-        server.check_rest()
-        info = server.server_info()
-    expected = [answer.output_ids for answer in reference.answers]
-    assert [a.output_ids for a in done.answers] == expected
-    assert [a.output_ids for a in again.answers] == expected
-    state = info["internal_states"][0]["dflash"]
-    assert state["width"] == "adaptive"
-    # Which of the two narrowest is faster by a hair, a busy machine cannot tell.
-    steps = {int(width): count for width, count in state["steps_by_width"].items()}
-    assert steps[1] + steps[2] > 0.8 * sum(steps.values())
-    assert steps[1] > 0
-
-
-def wish(prompt: str, **wishes: object) -> dict[str, Any]:
-    return greedy(prompt, MAX_NEW_TOKENS, custom_params={"dflash": wishes})
+def with_options(prompt: str, **options: object) -> dict[str, Any]:
+    return greedy(prompt, MAX_NEW_TOKENS, custom_params={"dflash": options})
 
 
 def test_a_request_may_limit_itself(dflash: TestedServer, reference: Reference) -> None:
@@ -122,8 +77,8 @@ def test_a_request_may_limit_itself(dflash: TestedServer, reference: Reference) 
         "one": {"max_width": 1},
         "none": {"speculative": False},
     }
-    asked = [wish(prompt, **wishes) for prompt in prompts for wishes in cases.values()]
-    got = ask_all(dflash, asked, concurrency=12)
+    payloads = [with_options(prompt, **options) for prompt in prompts for options in cases.values()]
+    got = ask_all(dflash, payloads, concurrency=12)
     for number, answer in enumerate(got):
         expected = reference.answers[number // len(cases)]
         assert tuple(answer["output_ids"]) == expected.output_ids
@@ -138,15 +93,17 @@ def test_a_request_may_limit_itself(dflash: TestedServer, reference: Reference) 
 
 
 @pytest.mark.parametrize(
-    "wishes",
+    "options",
     [{"max_width": 0}, {"max_width": "wide"}, {"speculative": 1}, {"width": 4}],
     ids=str,
 )
-def test_a_bad_wish_is_refused(
-    dflash: TestedServer, reference: Reference, wishes: dict[str, Any]
+def test_a_bad_option_is_refused(
+    dflash: TestedServer, reference: Reference, options: dict[str, Any]
 ) -> None:
     prompt = reference.prompts[0]
-    bad, good = ask_all(dflash, [wish(prompt, **wishes), wish(prompt)], concurrency=2)
+    bad, good = ask_all(
+        dflash, [with_options(prompt, **options), with_options(prompt)], concurrency=2
+    )
     status, body = bad
     assert status == 400
     assert "custom_params['dflash']" in body

@@ -7,7 +7,7 @@ import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from dflash_sglang.drafter.checkpoint import expected_tensors, parse_config
 
@@ -29,11 +29,11 @@ class PairFiles:
 
     @property
     def dflash(self) -> dict[str, Any]:
-        return self.draft["dflash_config"]
+        return cast(dict[str, Any], self.draft["dflash_config"])
 
     @property
     def text(self) -> dict[str, Any]:
-        return self.verifier.get("text_config", self.verifier)
+        return cast(dict[str, Any], self.verifier.get("text_config", self.verifier))
 
     def write(self, folder: Path) -> tuple[Path, Path]:
         """Write both folders below `folder`; returns (verifier, drafter)."""

@@ -12,7 +12,7 @@ END_OF_TEXT = 1
 VOCAB_SIZE = 100
 MAX_NEW_TOKENS = 100
 
-# Of a `SamplingParams` whose request asked for nothing but greedy tokens.
+# Of the `SamplingParams` of a greedy request without further options.
 SAMPLING_PARAMS = {
     "max_new_tokens": MAX_NEW_TOKENS,
     "min_new_tokens": 0,

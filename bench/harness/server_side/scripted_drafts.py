@@ -2,9 +2,10 @@
 
 The id of a request names its script, so one batch can mix them:
 
-    oracle-<k>/...    the verifier's own continuation, wrong at draft k + 1 and right again behind
-    it holes-<seed>/...  the continuation, wrong at random places wrong/...         wrong everywhere
-    leak/...          as wrong, and takes a KV slot that nobody gives back (the negative control)
+    oracle-<k>/...    the verifier's own continuation, wrong at draft k + 1, right again behind it
+    holes-<seed>/...  the continuation, wrong at random places
+    wrong/...         wrong everywhere
+    leak/...          as wrong, and takes a KV slot that is never released (the negative control)
 
 Requests with other ids keep what the drafter proposes. Drafts behind a wrong one are right on
 purpose: an accept rule that counts matches instead of the leading run of them must not pass.
@@ -26,12 +27,10 @@ def register() -> None:
     """Entry point: waits for our worker to be chosen, which happens in the scheduler only."""
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
-    HookRegistry.register(
-        "dflash_sglang.hooks._install_worker_hooks", hook_drafter, HookType.BEFORE
-    )
+    HookRegistry.register("dflash_sglang.hooks.apply", hook_drafter, HookType.BEFORE)
 
 
-def hook_drafter() -> None:
+def hook_drafter(*args: Any, **options: Any) -> None:
     """Replace the drafts of our worker by scripted ones."""
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
@@ -91,6 +90,6 @@ def wrong_places(kind: str, argument: str, width: int, position: int) -> set[int
 
 @functools.cache
 def continuations() -> dict[tuple[int, ...], list[int]]:
-    """What plain decoding says to each prompt, by the prompt's ids."""
+    """Plain decoding's continuation of each prompt, by the prompt's ids."""
     pairs = json.loads(Path(os.environ[CONTINUATIONS]).read_text())
     return {tuple(prompt): continuation for prompt, continuation in pairs}

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from dflash_sglang.preflight.pair import check_pair
-from tests.server.visions import vision_pair
 from tests.support.pair_builder import PairFiles, small_pair
+from tests.support.vision_pair import vision_pair
 
 HEAD = "lm_head.weight"
 

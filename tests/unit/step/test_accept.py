@@ -133,3 +133,14 @@ def test_rank_zero_decides(monkeypatch: pytest.MonkeyPatch) -> None:
     expected = accept_match(draft.ids, decided, batch.seq_lens)
     assert all(map(torch.equal, got, expected))
     assert got.accept_len.tolist() == [1]
+
+
+def test_inexact_thresholds_are_announced_at_the_start(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    spec = SimpleNamespace(
+        speculative_accept_threshold_single=1.0, speculative_accept_threshold_acc=0.4
+    )
+    monkeypatch.setattr(accept, "get_spec", lambda: spec)
+    Acceptor(Rule.MATCH, None, None)  # type: ignore[arg-type]
+    assert caplog.text.count("not exact, another distribution is served") == 1

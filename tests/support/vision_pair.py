@@ -99,7 +99,7 @@ def picture(seed: int, columns: int, rows: int) -> Image.Image:
 def answers_of_transformers(
     verifier: Path, questions: Sequence[tuple[str, Sequence[Image.Image]]], tokens: int
 ) -> list[tuple[int, ...]]:
-    """What another implementation of tower, positions and text model says, past the text's end.
+    """Answers by another implementation of tower, positions and text model, past their ends.
 
     Args:
         verifier: of `vision_pair`.
@@ -114,8 +114,8 @@ def answers_of_transformers(
     answers = []
     for prompt, images in questions:
         inputs = processor(text=[prompt], images=list(images), return_tensors="pt")
-        said = model.generate(**inputs, max_new_tokens=tokens, do_sample=False)
-        answers.append(tuple(said[0, inputs["input_ids"].shape[1] :].tolist()))
+        output = model.generate(**inputs, max_new_tokens=tokens, do_sample=False)
+        answers.append(tuple(output[0, inputs["input_ids"].shape[1] :].tolist()))
     return answers
 
 
