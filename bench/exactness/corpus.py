@@ -74,7 +74,7 @@ def compare(wanted: int, plain: TestedServer, dflash: TestedServer) -> Totals:
             before = totals.tokens
             totals = _added(totals, expected, got, between - begin, end - between)
             bar.set_postfix(differences=totals.differences, tau=f"{totals.tau:.2f}")
-            bar.update(totals.tokens - before)
+            bar.update(min(totals.tokens, wanted) - before)
     return totals
 
 

@@ -1,30 +1,27 @@
-"""What a width could gain on this machine at best: the policy beside perfect knowledge.
+"""An upper bound on what choosing the width can gain on this machine: the policy and hindsight.
 
-    python -m bench.width.bound --json docs/data/width_bound.json
+    python -m bench.width bound --json docs/data/width_bound.json
 
-Recorded accept lengths (`bench/width/record.py`) meet the step times that `bench/step/profile.py`
-has measured on a server. *Hindsight* knows before each step what will be accepted, and takes the
-width, the same for all requests, with which a second of the whole trace commits most. No policy
-with one width a step can be faster.
+Recorded accept lengths (bench/width/record.py) are served with the step times that
+bench/step/profile.py measured on a server. *Hindsight* knows before each step what will be
+accepted, and takes the width, the same for all requests, that maximises tokens per second over the
+whole trace. No policy with one width a step can be faster.
 """
 
-from __future__ import annotations
-
-import argparse
 import json
-from collections.abc import Iterator, Mapping, Sequence
+import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import mean
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from bench import report
 from bench.serve.study import LOW
 from bench.width.simulator import Costs, fixed_speeds, serve
 from bench.width.traces import BLOCK_SIZE, Family, Step, Workload, load_recorded, trace
 from dflash_sglang.core.width import CostTable, WidthPolicy, WidthSettings
 from dflash_sglang.core.width.cost_model import interpolate
-from launch.report import provenance
 
-DATA = Path(__file__).parents[2] / "docs" / "data"
 BATCH_SIZES = (1, 8, 32)
 STEPS = 3000
 SEEDS = 4  # traces
@@ -125,22 +122,34 @@ def bound(name: str, families: tuple[Family, ...], batch_size: int, costs: Costs
     return Row(name, batch_size, **{key: round(mean(values), 3) for key, values in found.items()})
 
 
-def table(rows: Sequence[Row]) -> Iterator[str]:
-    """The rows as Markdown."""
-    yield "| families | batch | fixed 8 | fixed 16 | policy | hindsight | over the better fixed |"
-    yield "|---|---|---|---|---|---|---|"
-    for row in rows:
-        numbers = " | ".join(f"{value:.2f}x" for value in row[2:6])
-        yield f"| {row.families} | {row.batch_size} | {numbers} | {row.bound:.3f} |"
+def cells(row: Row) -> dict[str, object]:
+    """A line of the table."""
+    return {
+        "families": row.families,
+        "batch": row.batch_size,
+        "fixed 8": f"{row.fixed_8:.2f}x",
+        "fixed 16": f"{row.fixed_16:.2f}x",
+        "policy": f"{row.policy:.2f}x",
+        "hindsight": f"{row.hindsight:.2f}x",
+        "over the better fixed": f"{row.bound:.3f}",
+    }
 
 
-def main() -> None:
-    """Simulate, print, write what was asked for."""
-    parser = argparse.ArgumentParser(prog="bench.width.bound", description="See the module.")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows there")
-    parser.add_argument("--profile", type=Path, default=DATA / "step_profile.json", metavar="FILE")
-    parser.add_argument("--traces", type=Path, default=DATA / "accept_traces.json", metavar="FILE")
-    given = parser.parse_args()
+def main(argv: Sequence[str] | None = None) -> int:
+    """Simulate, print, write."""
+    parser = report.new_parser("bench.width.bound", __doc__)
+    for name, file, content in (
+        ("profile", "step_profile.json", "step times"),
+        ("traces", "accept_traces.json", "recorded accept lengths"),
+    ):
+        parser.add_argument(
+            f"--{name}",
+            type=Path,
+            default=report.DATA / file,
+            metavar="FILE",
+            help=f"{content}; default: docs/data/{file}",
+        )
+    given = parser.parse_args(argv)
     costs, families = load_profile(given.profile), load_recorded(given.traces)
     low = tuple(families[name] for name in LOW)
     rows = [
@@ -148,11 +157,10 @@ def main() -> None:
         for name, chosen in (("all", tuple(families.values())), (", ".join(LOW), low))
         for batch_size in BATCH_SIZES
     ]
-    print("\n".join(table(rows)))
-    if given.json is not None:
-        result: dict[str, Any] = {"rows": [row._asdict() for row in rows], **provenance({})}
-        given.json.write_text(json.dumps(result, indent=1) + "\n")
+    print(report.table(map(cells, rows), given.markdown))
+    report.write_json(given, {"rows": rows})
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

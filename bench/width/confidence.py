@@ -5,8 +5,6 @@ class, those before them accepted, is learned from verifies; the prior is that t
 probabilities are calibrated.
 """
 
-from __future__ import annotations
-
 from bisect import bisect
 from collections.abc import Sequence
 from itertools import pairwise

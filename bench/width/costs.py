@@ -1,7 +1,5 @@
 """Seconds of a step for the width simulator: a table of estimates, interpolated."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 

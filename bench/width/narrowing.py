@@ -4,8 +4,6 @@ The server does not do this: reading the probabilities would make the host wait 
 verify. The simulator prices what it would gain.
 """
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from math import inf

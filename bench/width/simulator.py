@@ -1,6 +1,6 @@
 """The width policy against fixed widths and the best width in hindsight, on simulated servers.
 
-    python -m bench.width.simulator --traces docs/data/accept_traces.json --json FILE --svg FILE
+    python -m bench.width simulator --traces docs/data/accept_traces.json --json FILE --svg FILE
 
 No model runs. What a step takes comes from a table (`bench/width/costs.py`), what drafts are worth
 from generated or recorded traces (`bench/width/traces.py`). The policy observes a step one step
@@ -9,12 +9,9 @@ as long. Speeds are scored without that noise. Where a workload changes, its spe
 its segments, as if they lasted equally long.
 """
 
-from __future__ import annotations
-
-import argparse
-import json
+import sys
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -22,15 +19,14 @@ from random import Random
 from statistics import mean, median
 from typing import NamedTuple, Protocol
 
-from tqdm import tqdm
-
+from bench import report
 from bench.figures import save
+from bench.progress import progress
 from bench.width import plot
 from bench.width.costs import SERVERS, Server
 from bench.width.narrowing import NarrowingPolicy
 from bench.width.traces import BLOCK_SIZE, Step, Workload, geometric, trace, workloads
 from dflash_sglang.core.width import CostTable, ObservedStep, WidthPolicy, WidthSettings
-from launch.report import provenance
 
 FIXED = (1, 8, 16)
 SEEDS = 8  # traces at batch size 1
@@ -92,7 +88,8 @@ def serve(policy: WidthPolicy, steps: Sequence[Step], server: Costs, seed: int) 
         seed: of the noise.
     """
     rng = Random(seed)
-    tokens, seconds = Counter[int](), Counter[int]()
+    tokens = Counter[int]()  # by segment
+    seconds: defaultdict[int, float] = defaultdict(float)
     widths: list[int] = []
     learn: Callable[[], None] | None = None  # from the last step
     running: set[int] = set()
@@ -113,10 +110,10 @@ def serve(policy: WidthPolicy, steps: Sequence[Step], server: Costs, seed: int) 
         took = server.seconds(len(step.keys), width, verified)
         noise = rng.lognormvariate(0.0, 0.03) * (5 if rng.random() < 0.01 else 1)
         observed = ObservedStep(step.keys, accept_lens, width, took * noise)
-        if confidences is None:
-            learn = partial(policy.observe, observed)
-        else:
+        if isinstance(policy, NarrowingPolicy) and confidences is not None:
             learn = partial(policy.observe_narrowed, observed, verified, confidences)
+        else:
+            learn = partial(policy.observe, observed)
         tokens[step.segment] += sum(accept_lens) + len(step.keys)
         seconds[step.segment] += took
         widths.append(verified)
@@ -195,28 +192,32 @@ def average(rows: Sequence[Row]) -> Row:
     return rows[0]._replace(**means, worst=min(row.worst for row in rows))
 
 
-def table(rows: Sequence[Row]) -> Iterator[str]:
-    """Speed-ups over plain decoding as Markdown, one table a server."""
-    batch_sizes = sorted({row.batch_size for row in rows})
+def tables(rows: Sequence[Row], markdown: bool) -> Iterator[str]:
+    """Speed-ups over plain decoding, one table a server."""
     for server in dict.fromkeys(row.server for row in rows):
-        yield f"\n**{server}**: fixed 8 / fixed 16 / **policy** / best width\n"
-        yield "| drafts | " + " | ".join(f"batch {n}" for n in batch_sizes) + " | policy / best |"
-        yield "|---|" + "---|" * (len(batch_sizes) + 1)
-        for name in dict.fromkeys(row.workload for row in rows):
-            found = [row for row in rows if (row.server, row.workload) == (server, name)]
-            cells = [
-                f"{row.fixed_8 / row.plain:.2f} / {row.fixed_16 / row.plain:.2f} "
-                f"/ **{row.of_plain:.2f}** / {row.oracle / row.plain:.2f}"
+        of_server = [row for row in rows if row.server == server]
+        yield f"\n{server}: fixed 8 / fixed 16 / policy / best width"
+        lines = []
+        for name in dict.fromkeys(row.workload for row in of_server):
+            found = [row for row in of_server if row.workload == name]
+            speedups = {
+                f"batch {row.batch_size}": " / ".join(
+                    f"{speed / row.plain:.2f}"
+                    for speed in (row.fixed_8, row.fixed_16, row.policy, row.oracle)
+                )
                 for row in found
-            ]
+            }
             ratios = [row.of_oracle for row in found]
-            yield f"| {name} | {' | '.join(cells)} | {min(ratios):.3f} .. {max(ratios):.3f} |"
+            share = f"{min(ratios):.3f} .. {max(ratios):.3f}"
+            lines.append({"drafts": name, **speedups, "policy / best": share})
+        yield report.table(lines, markdown)
         gains = [
             f"{row.workload}, batch {row.batch_size}: {row.narrowed / row.policy - 1:+.1%}"
-            for row in rows
-            if row.server == server and row.narrowed != row.policy
+            for row in of_server
+            if row.narrowed != row.policy
         ]
-        yield f"\nNarrowing by the drafter's probabilities would gain: {'; '.join(gains)}"
+        if gains:
+            yield f"\nNarrowing by the drafter's probabilities would gain: {'; '.join(gains)}"
 
 
 def decision_microseconds(batch_size: int) -> tuple[float, float]:
@@ -238,20 +239,14 @@ def decision_microseconds(batch_size: int) -> tuple[float, float]:
     return median(choosing) * 1e6, median(observing) * 1e6
 
 
-def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    """The command line."""
-    parser = argparse.ArgumentParser(prog="bench.width.simulator", description="See the module.")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows there")
-    parser.add_argument("--svg", type=Path, metavar="FILE", help="draw them there")
-    parser.add_argument("--traces", type=Path, metavar="FILE", help="recorded traces, too")
+def main(argv: Sequence[str] | None = None) -> int:
+    """Simulate everything, print the tables, write files."""
+    parser = report.new_parser("bench.width.simulator", __doc__)
+    parser.add_argument("--svg", type=Path, metavar="FILE", help="draw the rows there")
+    parser.add_argument("--traces", type=Path, metavar="FILE", help="also simulate recorded traces")
     parser.add_argument("--steps", type=int, default=2000, metavar="N", help="default: 2000")
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 8, 32, 128], metavar="N")
-    return parser.parse_args(argv)
-
-
-def main() -> None:
-    """Simulate everything, print the table, write what was asked for."""
-    given = parse()
+    given = parser.parse_args(argv)
     cells = [
         (server, workload, batch_size)
         for server in SERVERS
@@ -259,24 +254,20 @@ def main() -> None:
         for batch_size in given.batch
     ]
     rows = []
-    for server, workload, batch_size in tqdm(cells, unit=" rows"):
-        # A single request is a matter of luck; a large batch is its own average.
+    for server, workload, batch_size in progress(cells, unit="rows"):
+        # A single request varies from trace to trace; a large batch is its own average.
         seeds = range(SEEDS if batch_size == 1 else 1)
         traces = [simulate(server, workload, batch_size, given.steps, seed) for seed in seeds]
         rows.append(average(traces))
-    print("\n".join(table(rows)))
+    print("\n".join(tables(rows, given.markdown)))
     for batch_size in given.batch:
         choose, observe = decision_microseconds(batch_size)
         print(f"batch {batch_size}: choose {choose:.0f} us, observe {observe:.0f} us")
-    if given.json is not None:
-        result = {
-            "rows": [row._asdict() for row in rows],
-            "provenance": provenance({"steps": given.steps, "batch": given.batch}),
-        }
-        given.json.write_text(json.dumps(result, indent=1) + "\n")
+    report.write_json(given, {"rows": rows}, key="provenance")
     if given.svg is not None:
         save(plot.draw([row._asdict() for row in rows]), given.svg)
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -5,8 +5,6 @@ and its step n has the accept length of a whole block, of which a narrower verif
 beginning. Every contender therefore meets exactly the same drafts.
 """
 
-from __future__ import annotations
-
 import json
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -4,7 +4,8 @@ from itertools import product
 
 import pytest
 
-from bench.width.bound import DATA, Profile, hindsight, load_profile
+from bench.report import DATA
+from bench.width.bound import Profile, hindsight, load_profile
 from bench.width.traces import Workload, geometric, trace
 
 WIDTHS = (1, 4, 16)
