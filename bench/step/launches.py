@@ -60,7 +60,7 @@ class OurStep:
             mock.patch.object(worker_base, "prepare_ops"),  # nothing here can test them
             mock.patch.object(worker_base, "build_draft_model", return_value=draft_model),
         ):
-            self.worker = DFlashWorker(None, 0, 0, server.target_worker)  # type: ignore[arg-type]
+            self.worker = DFlashWorker(None, 0, 0, server.target_worker)
         self.worker.alloc_memory_pool()
         self.worker._drafter.capture_tail()
         self.worker._drafter._runners.build(capture=False)
