@@ -144,10 +144,10 @@ def test_a_wider_block_is_found_from_a_narrow_one() -> None:
     # Drafts past the first 3 were never accepted, then they are: width 4 itself would not show it.
     simulation = Simulation(8)
     accept_len = simulation.accept_len
-    simulation.accept_len = lambda a, width: min(3, accept_len(a, width))  # type: ignore[method-assign]
+    simulation.accept_len = lambda a, width: min(3, accept_len(a, width))  # type: ignore[method-assign, assignment]
     simulation.run(0.97, 1500)
     assert share(simulation.widths[-500:], 4) > 0.8
-    simulation.accept_len = accept_len  # type: ignore[method-assign]
+    simulation.accept_len = accept_len  # type: ignore[method-assign, assignment]
     simulation.run(0.97, 1500)
     assert share(simulation.widths[-500:], 16) > 0.8
 

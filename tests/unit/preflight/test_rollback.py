@@ -104,7 +104,7 @@ def test_the_record_holds_a_block(
 
 
 def test_the_record_of_other_layers_is_sglangs(monkeypatch: pytest.MonkeyPatch) -> None:
-    given = {"enable_linear_replayssm_spec": True, "linear_replayssm_cache_len": 64}
+    given: dict[str, Any] = {"enable_linear_replayssm_spec": True, "linear_replayssm_cache_len": 64}
     view = resolved(monkeypatch, device="cuda", model=Model(), **given)
     assert view.enable_linear_replayssm_spec is True
     assert view.linear_replayssm_cache_len == 64

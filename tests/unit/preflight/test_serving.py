@@ -64,6 +64,10 @@ class Case(NamedTuple):
     environment: dict[str, str]
     paths: dict[str, str]
 
+    def checkpoints(self) -> tuple[str, str]:
+        """Verifier and drafter."""
+        return self.paths["model_path"], self.paths["speculative_draft_model_path"]
+
     @property
     def worker(self) -> ServedBy:
         """Who is to serve."""
@@ -161,7 +165,7 @@ def test_every_family_is_here() -> None:
 
 def test_the_answer(case: Case) -> None:
     assert serving_with(case.flags(), case.environment).worker is case.worker
-    report = check_pair(*case.paths.values())
+    report = check_pair(*case.checkpoints())
     assert report.head_family is case.family
     serving = serving_worker(report.head_family, case.environment)
     assert (serving.worker, serving.assumed) == (case.worker, False)
@@ -182,7 +186,7 @@ def test_check_names_the_same_worker(case: Case, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(check, "relied_on", lambda *, with_cpu: [])
     monkeypatch.setattr(check, "_has_accelerator_device", lambda: False)
     monkeypatch.setattr(check, "_plugin", lambda *_: check.Answer("active", "installed"))
-    verdict = check.examine(case.environment, check_pair(*case.paths.values()))
+    verdict = check.examine(case.environment, check_pair(*case.checkpoints()))
     wanted = None if case.worker is ServedBy.UNSUPPORTED else case.worker
     assert verdict.worker.name == wanted
     assert verdict.ok is (wanted is not None)

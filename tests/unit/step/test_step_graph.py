@@ -149,7 +149,8 @@ def host_index(right: Any, self: CommitLimits, batch: Any, limits: Any) -> None:
 def new_candidates(
     right: Any, self: DraftTail, hidden: Tensor, input_ids: Tensor | None = None
 ) -> None:
-    self.buffers = tuple(self.top(hidden))
+    found = self.top(hidden)
+    self.buffers = found.ids, found.logits
 
 
 def new_cache(right: Callable[..., None], self: ContextKV, *chunk: Tensor) -> None:

@@ -8,7 +8,7 @@ that; the interpreter multiplies in float32 and says nothing about TF32.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -110,11 +110,11 @@ def _verify(
     """Outputs of our form and of the kernel, [total, HEADS, V] float32."""
     total, dtype = len(SLOT_OF) * width, theirs.record["d_cache"].dtype
     shapes = {"q": (KEY_HEADS, K), "k": (KEY_HEADS, K), "v": (HEADS, V), "a": (HEADS,)}
-    inputs = {
+    inputs: dict[str, Any] = {
         name: torch.randn(total, *shape, generator=random).to(dtype)
         for name, shape in {**shapes, "b": (HEADS,)}.items()
     }
-    shared = {
+    shared: dict[str, Any] = {
         "A_log": weights[0],
         "dt_bias": weights[1],
         "query_start_loc": torch.arange(0, total + 1, width, dtype=torch.int32),
@@ -122,10 +122,11 @@ def _verify(
         "replay_indices": ROW_OF,
     }
     outputs = torch.zeros(total, HEADS, V), torch.zeros(total, HEADS, V, dtype=dtype)
+    record: dict[str, Any] = {name: part[layer] for name, part in ours.record.items()}
     replay.gdn_replayssm_spec_decode(
         **{name: part.float() for name, part in inputs.items()},
         checkpoint_state=ours.states[layer],
-        **{name: part[layer] for name, part in ours.record.items()},
+        **record,
         out=outputs[0],
         **shared,
     )
@@ -157,7 +158,7 @@ def _commit(
     tracked: tuple[int, ...],
 ) -> None:
     """As `host.recurrent` calls both functions."""
-    shared = {
+    shared: dict[str, Any] = {
         "state_batch_indices": SLOT_OF,
         "replay_indices": ROW_OF,
         "accept_lens": lengths,

@@ -246,7 +246,7 @@ def test_every_argument_of_plan_and_run(
     assert len(recorder.plans) == len(windows)
 
     assert len(recorder.runs) == len(windows)
-    modes = flashinfer.prefill.MaskMode
+    modes = flashinfer.prefill.MaskMode  # type: ignore[attr-defined]
     for window, run in zip(windows, recorder.runs, strict=True):
         q, k, v, qo_indptr, kv_indptr, kv_indices, last_page_lens, out, lse, mask_mode = run[3:13]
         assert run[2] == "plan info"
