@@ -28,7 +28,7 @@ class Call(NamedTuple):
     """One op with everything it needs."""
 
     op: str
-    run: Callable[[], Sequence[Tensor | None]]  # the result, or the buffers that are written
+    run: Callable[[], Sequence[Tensor]]  # the result, or the buffers that are written
     given: Tensor  # an input: reversed along the batch it gives another result
     moved: int | None = None  # bytes it must move, where memory is what bounds it
 

@@ -29,7 +29,7 @@ def spoil(*args: Any, **kwargs: Any) -> None:
 
     from dflash_sglang.step import accept
 
-    right_match = accept.accept_match  # type: ignore[attr-defined]
+    right_match = accept.accept_match
     right_weights = reference.bonus_weights
 
     def bonus_weights(proposal: Any, verifier_probs: Any, accept_len: Any, *rest: Any) -> Any:
@@ -43,7 +43,7 @@ def spoil(*args: Any, **kwargs: Any) -> None:
         return right_match(draft_ids, *rest, **options)
 
     reference.bonus_weights = bonus_weights  # type: ignore[assignment]
-    accept.accept_match = accept_match  # type: ignore[attr-defined]
+    accept.accept_match = accept_match
     HookRegistry.register(
         "dflash_sglang.step.accept.Acceptor.accept", note_mistakes, HookType.BEFORE
     )
