@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from bench import report
-from bench.harness.requests import ask_all, greedy
+from bench.harness.requests import greedy, send_all
 from bench.harness.servers import TestedServer, settings
 from bench.progress import progress
 from dflash_sglang import zoo
@@ -67,9 +67,9 @@ def compare(wanted: int, plain: TestedServer, dflash: TestedServer) -> Totals:
         while totals.tokens < wanted:
             turn = list(itertools.islice(source, TURN))
             begin = time.perf_counter()
-            expected = ask_all(plain, turn, CONCURRENCY)
+            expected = send_all(plain, turn, CONCURRENCY)
             between = time.perf_counter()
-            got = ask_all(dflash, turn, CONCURRENCY)
+            got = send_all(dflash, turn, CONCURRENCY)
             end = time.perf_counter()
             before = totals.tokens
             totals = _added(totals, expected, got, between - begin, end - between)

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 from bench import report
 from bench.harness.features import ARGS, FEATURES, PLAIN_ARGS, Feature, same
-from bench.harness.requests import ask
+from bench.harness.requests import send
 from bench.harness.servers import TestedServer
 from bench.progress import progress
 from dflash_sglang import zoo
@@ -56,13 +56,13 @@ Answers = dict[tuple[str, int], Any]
 def run(server: Client, jobs: Sequence[Job], concurrency: int, bar: Any) -> Answers:
     """The answers by feature and prompt."""
 
-    def send(job: Job) -> Any:
-        answer = ask(server, job.feature.payload(job.prompt, job.number), job.feature.path)
+    def answer_to(job: Job) -> Any:
+        answer = send(server, job.feature.payload(job.prompt, job.number), job.feature.path)
         bar.update()
         return answer
 
     with ThreadPoolExecutor(concurrency) as pool:
-        answers = list(pool.map(send, jobs))
+        answers = list(pool.map(answer_to, jobs))
     return {(job.feature.name, job.number): a for job, a in zip(jobs, answers, strict=True)}
 
 

@@ -12,7 +12,7 @@ from tqdm import tqdm
 
 from bench.exactness.identity_rows import MAX_NEW_TOKENS, Row, compare, show, sweep
 from bench.harness.configurations import Configuration
-from bench.harness.requests import ask_all, greedy
+from bench.harness.requests import greedy, send_all
 from bench.harness.servers import TestedServer, serve
 from dflash_sglang import zoo
 from launch import load
@@ -87,7 +87,7 @@ def plan(plain: Client, prompts: Sequence[str]) -> Work:
         {**greedy(prompt, MAX_NEW_TOKENS), "return_prompt_token_ids": True}
         for prompt in prompts[:BESIDE]
     ]
-    answers = ask_all(plain, payloads)
+    answers = send_all(plain, payloads)
     ids = [answer["prompt_token_ids"] for answer in answers]
     short = sorted(ids, key=len)[:LONG_ANSWERS]
     conversations = []
@@ -108,7 +108,7 @@ def answer(server: Client, work: Work) -> Answers:
     beside = sweep(server, [*work.long, *work.beside], LONG_CONCURRENCY)
     server.flush()
     turns = [
-        [Answer.parse(one) for one in ask_all(server, conversation, concurrency=1)]
+        [Answer.parse(one) for one in send_all(server, conversation, concurrency=1)]
         for conversation in work.conversations
     ]
     return Answers(alone, beside, turns)

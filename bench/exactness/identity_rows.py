@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from tqdm import tqdm
 
-from bench.harness.requests import ask_all
+from bench.harness.requests import send_all
 from launch import load
 from launch.client import Answer, Client
 
@@ -32,7 +32,7 @@ def sweep(server: Client, payloads: Sequence[object], concurrency: int) -> load.
     """As `load.run`, with bodies of `/generate` instead of prompts."""
     server.flush()
     begin = time.perf_counter()
-    answers = ask_all(server, payloads, concurrency)
+    answers = send_all(server, payloads, concurrency)
     return load.Load(tuple(map(Answer.parse, answers)), time.perf_counter() - begin)
 
 

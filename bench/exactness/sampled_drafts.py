@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from tqdm import tqdm
 
 from bench import report
-from bench.harness.requests import ask_all, greedy
+from bench.harness.requests import greedy, send_all
 from bench.harness.servers import TestedServer, settings
 from bench.progress import progress
 from dflash_sglang import zoo
@@ -82,7 +82,7 @@ def measure_server(
         for _ in range(rounds):
             server.flush()
             begin = time.perf_counter()
-            answers = ask_all(server, payloads, CONCURRENCY)
+            answers = send_all(server, payloads, CONCURRENCY)
             seconds = time.perf_counter() - begin
             meta = [answer["meta_info"] for answer in answers]
             rates.append(sum(one["completion_tokens"] for one in meta) / seconds)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from scipy.stats import chisquare
 
-from bench.harness.requests import ask, greedy
+from bench.harness.requests import greedy, send
 from bench.harness.verifier_distribution import Filter, Outcome, ReferenceModel
 from dflash_sglang import zoo
 from launch.client import Client
@@ -66,7 +66,7 @@ def draw(
     counts: Counts = Counter()
     tokens = verifies = 0
     for _ in range(number // BATCH):
-        for answer in ask(server, payload):
+        for answer in send(server, payload):
             counts[tuple(answer["output_ids"])] += 1
             tokens += answer["meta_info"]["completion_tokens"] - 1  # one is the prefill's
             verifies += answer["meta_info"].get("spec_verify_ct", 0)

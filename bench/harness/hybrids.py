@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import save_file
 
 from bench.harness import checkpoints
-from bench.harness.requests import ask_all, greedy
+from bench.harness.requests import greedy, send_all
 from bench.harness.scripts import SPARE_TOKENS, Continuation
 from dflash_sglang import zoo
 from launch.client import Client
@@ -98,7 +98,7 @@ def converse(plain: Client) -> list[list[Continuation]]:
     turns: list[list[Continuation]] = []
     for _ in range(TURNS):
         payloads = [endless(prompt, MAX_NEW_TOKENS + SPARE_TOKENS) for prompt in prompts]
-        answers = ask_all(plain, payloads)
+        answers = send_all(plain, payloads)
         turns.append(
             [
                 Continuation(prompt, tuple(answer["output_ids"]))
@@ -116,7 +116,7 @@ def answer_of(turn: Continuation) -> tuple[int, ...]:
     return turn.output_ids[:MAX_NEW_TOKENS]
 
 
-def ask_turn(
+def send_turn(
     server: Client, turn: Sequence[Continuation], rids: Sequence[str], concurrency: int = 8
 ) -> list[Any]:
     """The answers of a server to one turn of all conversations, drafts scripted by the ids."""
@@ -124,7 +124,7 @@ def ask_turn(
         {**endless(one.prompt_ids, MAX_NEW_TOKENS), "rid": rid}
         for one, rid in zip(turn, rids, strict=True)
     ]
-    return ask_all(server, payloads, concurrency)
+    return send_all(server, payloads, concurrency)
 
 
 def _tokens(chance: random.Random, count: int) -> list[int]:

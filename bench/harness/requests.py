@@ -1,4 +1,4 @@
-"""Requests to a server: many at once, streamed, and the parts in which two answers must agree."""
+"""Sending requests: one, many at once, streamed; and the parts in which two answers must agree."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def greedy(
     return {**source, "sampling_params": params}
 
 
-def ask(client: Client, payload: object, path: str = "/generate") -> Any:
+def send(client: Client, payload: object, path: str = "/generate") -> Any:
     """The JSON answer; an error status becomes (status, body), for comparison."""
     try:
         return client.post(path, payload)
@@ -31,12 +31,12 @@ def ask(client: Client, payload: object, path: str = "/generate") -> Any:
         return error.status, error.body
 
 
-def ask_all(
+def send_all(
     client: Client, payloads: Sequence[object], concurrency: int = 8, path: str = "/generate"
 ) -> list[Any]:
     """The answers in the order of the payloads, `concurrency` requests in flight."""
     with ThreadPoolExecutor(concurrency) as pool:
-        return list(pool.map(lambda payload: ask(client, payload, path), payloads))
+        return list(pool.map(lambda payload: send(client, payload, path), payloads))
 
 
 def stream(client: Client, payload: Mapping[str, Any], path: str = "/generate") -> list[Any]:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from bench.harness.requests import ask_all, greedy
+from bench.harness.requests import greedy, send_all
 from launch.client import Answer, Client
 
 PLUGIN_FOLDER = Path(__file__).parent / "server_side"
@@ -37,7 +37,7 @@ def continuations(
     ]
     return tuple(
         Continuation(tuple(answer["prompt_token_ids"]), tuple(answer["output_ids"]))
-        for answer in ask_all(plain, payloads)
+        for answer in send_all(plain, payloads)
     )
 
 

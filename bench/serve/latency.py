@@ -3,7 +3,7 @@
 import statistics
 from typing import Any
 
-from bench.harness.requests import ask_all, greedy
+from bench.harness.requests import greedy, send_all
 from launch.comparison import choose_prompts
 from launch.serving import Server
 
@@ -24,7 +24,7 @@ def measure(plain: Server, ours: Server, rounds: int) -> dict[str, Any]:
         found = []
         for _ in range(rounds):
             server.flush()
-            answers = ask_all(server, payloads, CONCURRENCY)
+            answers = send_all(server, payloads, CONCURRENCY)
             found.append([answer["meta_info"]["e2e_latency"] for answer in answers])
         seconds[name] = [statistics.median(column) for column in zip(*found, strict=True)]
     ratios = [a / b for a, b in zip(seconds["dflash"], seconds["plain"], strict=True)]

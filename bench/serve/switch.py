@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from bench.harness.requests import ask_all, greedy
+from bench.harness.requests import greedy, send_all
 from launch.comparison import choose_prompts
 from launch.serving import Server
 
@@ -103,7 +103,7 @@ def measure(servers: Mapping[str, Server], adaptive: str, rounds: int) -> dict[s
 
 def _rate(server: Server, part: Sequence[object]) -> float:
     begin = time.perf_counter()
-    answers = ask_all(server, part, CONCURRENCY)
+    answers = send_all(server, part, CONCURRENCY)
     seconds = time.perf_counter() - begin
     return float(sum(len(answer["output_ids"]) for answer in answers) / seconds)
 
@@ -115,7 +115,7 @@ def _switches(server: Server, parts: Sequence[Sequence[object]]) -> list[float |
     begins = []
     for part in parts:
         begins.append(time.perf_counter())
-        ask_all(server, part, CONCURRENCY)
+        send_all(server, part, CONCURRENCY)
     watch.stop()
     return [
         watch.settled_after(begins[1], wide=False),

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from bench.harness.requests import ask, ask_all, essence, greedy, openai_essence, stream
+from bench.harness.requests import essence, greedy, openai_essence, send, send_all, stream
 from bench.harness.servers import TestedServer
 from dflash_sglang import zoo
 from tests.support.reference import Reference
@@ -40,7 +40,7 @@ def questions() -> list[str]:
 
 
 def test_generate_takes_a_batch(dflash: TestedServer, reference: Reference) -> None:
-    got = ask(dflash, {**greedy(""), "text": reference.prompts[:8]})
+    got = send(dflash, {**greedy(""), "text": reference.prompts[:8]})
     assert [tuple(one["output_ids"]) for one in got] == [
         answer.output_ids for answer in reference.answers[:8]
     ]
@@ -51,7 +51,7 @@ def test_generate_takes_token_ids(plain: TestedServer, dflash: TestedServer) -> 
     payloads = [
         greedy([(7 * place) % 900 + 20 for place in range(length)]) for length in range(1, 41, 3)
     ]
-    assert essence(ask_all(dflash, payloads)) == essence(ask_all(plain, payloads))
+    assert essence(send_all(dflash, payloads)) == essence(send_all(plain, payloads))
 
 
 def test_a_generate_stream_grows_to_the_answer(dflash: TestedServer, reference: Reference) -> None:
@@ -79,8 +79,8 @@ def test_completions(
 ) -> None:
     prompts: list[object] = [*reference.prompts[:4], reference.prompts[4:7], [40, 50, 60, 70]]
     payloads = [completion(prompt, **options) for prompt in prompts]
-    expected = ask_all(plain, payloads, path="/v1/completions")
-    got = ask_all(dflash, payloads, path="/v1/completions")
+    expected = send_all(plain, payloads, path="/v1/completions")
+    got = send_all(dflash, payloads, path="/v1/completions")
     assert [openai_essence(one) for one in got] == [openai_essence(one) for one in expected]
     assert all(len(one["choices"]) == options.get("n", 1) for one in got[:4])
 
@@ -91,7 +91,7 @@ def test_chat_completions(
 ) -> None:
     payloads = [chat(question, **options) for question in questions]
     path = "/v1/chat/completions"
-    expected, got = ask_all(plain, payloads, path=path), ask_all(dflash, payloads, path=path)
+    expected, got = send_all(plain, payloads, path=path), send_all(dflash, payloads, path=path)
     assert [openai_essence(one) for one in got] == [openai_essence(one) for one in expected]
     assert all(choice["message"]["content"] for one in got for choice in one["choices"])
 
@@ -101,7 +101,7 @@ def test_a_completions_stream_joins_to_the_answer(
 ) -> None:
     path = "/v1/completions"
     for prompt in reference.prompts[:6]:
-        whole = ask(dflash, completion(prompt), path)
+        whole = send(dflash, completion(prompt), path)
         options = {"stream_options": {"include_usage": True}}
         events = stream(dflash, completion(prompt, **options), path)
         texts = [choice["text"] for event in events for choice in event["choices"]]
@@ -115,7 +115,7 @@ def test_a_completions_stream_joins_to_the_answer(
 def test_a_chat_stream_joins_to_the_answer(dflash: TestedServer, questions: list[str]) -> None:
     path = "/v1/chat/completions"
     for question in questions:
-        whole = ask(dflash, chat(question), path)["choices"][0]
+        whole = send(dflash, chat(question), path)["choices"][0]
         deltas = [
             choice["delta"]
             for event in stream(dflash, chat(question), path)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from bench.harness.requests import ask, ask_all, events, greedy
+from bench.harness.requests import events, greedy, send, send_all
 from bench.harness.servers import TestedServer
 from tests.support.reference import Reference, others_running
 
@@ -69,7 +69,7 @@ def test_aborts_at_any_moment(dflash: TestedServer, reference: Reference) -> Non
         for place, prompt in enumerate(reference.prompts)
     ]
     with ThreadPoolExecutor(1) as pool:
-        running = pool.submit(ask_all, dflash, payloads, len(payloads))
+        running = pool.submit(send_all, dflash, payloads, len(payloads))
         for payload in payloads:
             time.sleep(0.01)
             dflash.open("/abort_request", {"rid": payload["rid"]}).close()
@@ -85,7 +85,7 @@ def test_aborts_at_any_moment(dflash: TestedServer, reference: Reference) -> Non
 def test_a_malformed_request_gets_a_400(
     plain: TestedServer, dflash: TestedServer, kind: str
 ) -> None:
-    expected, got = ask(plain, MALFORMED[kind]), ask(dflash, MALFORMED[kind])
+    expected, got = send(plain, MALFORMED[kind]), send(dflash, MALFORMED[kind])
     assert got[0] == expected[0] == 400
     assert got[1] == expected[1]
 
@@ -93,7 +93,7 @@ def test_a_malformed_request_gets_a_400(
 def test_malformed_requests_affect_no_other(dflash: TestedServer, reference: Reference) -> None:
     with others_running(dflash, reference):
         for _ in range(3):
-            ask_all(dflash, list(MALFORMED.values()))
+            send_all(dflash, list(MALFORMED.values()))
 
 
 def test_sampled_neighbours_change_no_greedy_answer(
@@ -108,7 +108,7 @@ def test_sampled_neighbours_change_no_greedy_answer(
         for place, prompt in enumerate(reference.prompts)
     ]
     with others_running(dflash, reference):
-        sampled = ask_all(dflash, neighbours)
+        sampled = send_all(dflash, neighbours)
     assert all(one["meta_info"]["completion_tokens"] > 0 for one in sampled)
 
 
@@ -118,7 +118,7 @@ def test_a_refusal_names_the_parameter_and_the_way_out(
     # The other parameters that the worker refuses, SGLang refuses first unless a flag allows them.
     with others_running(dflash, reference):
         refused = {**greedy(reference.prompts[0]), "return_sampling_mask": True}
-        status, body = ask(dflash, refused)
+        status, body = send(dflash, refused)
     assert status == 400
     assert "return_sampling_mask" in body
     assert "without --speculative-algorithm DFLASH" in body

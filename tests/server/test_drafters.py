@@ -9,7 +9,7 @@ import pytest
 
 from bench.harness import checkpoints, scripts
 from bench.harness.configurations import Configuration
-from bench.harness.requests import ask_all, greedy
+from bench.harness.requests import greedy, send_all
 from bench.harness.servers import NotIdleError, TestedServer, settings
 from dflash_sglang import zoo
 from launch import load
@@ -60,7 +60,7 @@ def answers(
         {**greedy(continuation.prompt_ids, MAX_NEW_TOKENS, **sampling), "rid": rid}
         for continuation, rid in zip(continuations, rids, strict=True)
     ]
-    return [Answer.parse(answer) for answer in ask_all(server, payloads)]
+    return [Answer.parse(answer) for answer in send_all(server, payloads)]
 
 
 def plain_ids(reference: Reference) -> list[tuple[int, ...]]:
@@ -151,8 +151,8 @@ def test_past_the_drafters_range_answers_go_on_a_token_a_step(
     lens = [*range(RANGE - 7 * BLOCK, RANGE + BLOCK, 6), RANGE - BLOCK, RANGE - BLOCK + 1]
     assert len(ids) > max(lens)
     payloads = [greedy(ids[:length], MAX_NEW_TOKENS, ignore_eos=True) for length in lens]
-    expected = [Answer.parse(answer) for answer in ask_all(plain, payloads)]
-    got = [Answer.parse(answer) for answer in ask_all(scripted, payloads)]
+    expected = [Answer.parse(answer) for answer in send_all(plain, payloads)]
+    got = [Answer.parse(answer) for answer in send_all(scripted, payloads)]
     assert [answer.output_ids for answer in got] == [answer.output_ids for answer in expected]
     # What starts past the range never speculates; what starts well before it does.
     past = [a for a, n in zip(got, lens, strict=True) if n + BLOCK > RANGE]
@@ -168,7 +168,7 @@ def test_a_lost_slot_is_noticed(
     """The negative control of every `check_idle`; last, as the server does not survive it."""
     payload = {**greedy(continuations[0].prompt_ids, 8), "rid": scripts.LEAK}
     with contextlib.suppress(OSError):  # the server may die while it answers
-        ask_all(scripted_server, [payload])
+        send_all(scripted_server, [payload])
     with pytest.raises(NotIdleError):
         scripted_server.check_idle()
     assert any("leak" in line.lower() for line in scripted_server.complaints())

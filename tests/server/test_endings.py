@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from bench.harness.requests import ask, ask_all, essence, greedy
+from bench.harness.requests import essence, greedy, send, send_all
 from bench.harness.servers import TestedServer
 from dflash_sglang import zoo
 from tests.support.reference import Reference, token_ids
@@ -29,13 +29,13 @@ Compare = Callable[[list[dict[str, Any]]], list[Any]]
 def compare(plain: TestedServer, dflash: TestedServer) -> Compare:
     """Sends requests to both servers, asserts that they agree and returns the DFLASH answers."""
 
-    def send(payloads: list[dict[str, Any]]) -> list[Any]:
-        expected, got = ask_all(plain, payloads), ask_all(dflash, payloads)
+    def both(payloads: list[dict[str, Any]]) -> list[Any]:
+        expected, got = send_all(plain, payloads), send_all(dflash, payloads)
         for payload, left, right in zip(payloads, expected, got, strict=True):
             assert essence(left) == essence(right), payload
         return got
 
-    return send
+    return both
 
 
 def test_any_number_of_new_tokens(compare: Compare, reference: Reference) -> None:
@@ -109,6 +109,6 @@ def long_prompt(text: str) -> list[int]:
 def test_open_ended_requests_fill_the_context(plain: TestedServer, dflash: TestedServer) -> None:
     text = "".join(prompt.text + prompt.answer for prompt in zoo.prompts("moe")["sql"])
     payload = greedy(long_prompt(text)[: CONTEXT_LENGTH - 70], None, ignore_eos=True)
-    left, right = ask(plain, payload), ask(dflash, payload)
+    left, right = send(plain, payload), send(dflash, payload)
     assert essence(left) == essence(right)
     assert right["meta_info"]["completion_tokens"] > 3 * BLOCK

@@ -12,7 +12,7 @@ import pytest
 
 from bench.harness import scripts
 from bench.harness.features import FEATURES, Feature, same
-from bench.harness.requests import ask, ask_all, essence, greedy
+from bench.harness.requests import essence, greedy, send, send_all
 from bench.harness.servers import TestedServer
 
 NUM_PROMPTS = 8
@@ -45,7 +45,7 @@ def expected(plain: TestedServer, prompts: list[str]) -> Answers:
     """Plain decoding, one request at a time."""
     return {
         feature.name: [
-            ask(plain, feature.payload(prompt, number), feature.path)
+            send(plain, feature.payload(prompt, number), feature.path)
             for number, prompt in enumerate(prompts[:NUM_PROMPTS])
         ]
         for feature in FEATURES
@@ -61,12 +61,12 @@ def mixed(features_server: TestedServer, prompts: list[str]) -> Answers:
         for feature in FEATURES
     ]
 
-    def send(job: tuple[Feature, int, str]) -> Any:
+    def answer_to(job: tuple[Feature, int, str]) -> Any:
         feature, number, prompt = job
-        return ask(features_server, feature.payload(prompt, number), feature.path)
+        return send(features_server, feature.payload(prompt, number), feature.path)
 
     with ThreadPoolExecutor(32) as pool:
-        answers = list(pool.map(send, jobs))
+        answers = list(pool.map(answer_to, jobs))
     features_server.check_idle()
     found: Answers = {feature.name: [] for feature in FEATURES}
     for (feature, _, _), answer in zip(jobs, answers, strict=True):
@@ -83,7 +83,7 @@ def test_a_feature_alone(
     adaptive: TestedServer, expected: Answers, prompts: list[str], feature: Feature
 ) -> None:
     payloads = [feature.payload(p, number) for number, p in enumerate(prompts[:NUM_PROMPTS])]
-    got = ask_all(adaptive, payloads, concurrency=16, path=feature.path)
+    got = send_all(adaptive, payloads, concurrency=16, path=feature.path)
     assert not any(isinstance(answer, tuple) for answer in got)  # an error status
     assert differing(expected[feature.name], got) == []
 
@@ -110,7 +110,7 @@ def test_random_widths_change_no_feature(
         }
         for feature, number, prompt in jobs
     ]
-    got = ask_all(adaptive, payloads, concurrency=16)
+    got = send_all(adaptive, payloads, concurrency=16)
     wanted = [expected[feature.name][number] for feature, number, _ in jobs]
     assert differing(wanted, got) == []
 
@@ -141,7 +141,7 @@ def test_min_p_with_a_seed_is_refused_and_the_server_lives(
     adaptive: TestedServer, prompts: list[str]
 ) -> None:
     sampled = {"temperature": 1.0, "min_p": 0.1, "sampling_seed": 3}
-    status, body = ask(adaptive, greedy(prompts[0], 8, **sampled))
+    status, body = send(adaptive, greedy(prompts[0], 8, **sampled))
     assert status == 400
     assert "min_p=0.1" in body
-    assert essence(ask(adaptive, greedy(prompts[1], 8)))["completion_tokens"] > 0
+    assert essence(send(adaptive, greedy(prompts[1], 8)))["completion_tokens"] > 0

@@ -19,12 +19,12 @@ from bench.harness.hybrids import (
     MAX_NEW_TOKENS,
     TURNS,
     answer_of,
-    ask_turn,
     converse,
     endless,
     hybrid_pair,
+    send_turn,
 )
-from bench.harness.requests import ask, ask_all, events
+from bench.harness.requests import events, send, send_all
 from bench.harness.servers import TestedServer, settings
 from dflash_sglang import zoo
 
@@ -51,10 +51,10 @@ def talk(tmp_path_factory: pytest.TempPathFactory) -> Talk:
     with TestedServer(pair.verifier, args=TRACKING, log_dir=folder / "plain") as plain:
         turns = converse(plain)
         prompt = turns[0][3].prompt_ids
-        answer = ask(plain, endless(prompt, LONG + scripts.SPARE_TOKENS))
+        answer = send(plain, endless(prompt, LONG + scripts.SPARE_TOKENS))
         plain.flush()
         names = [f"plain-{place}" for place in range(len(turns[0]))]
-        answers = [ask_turn(plain, turn, names) for turn in (*turns, turns[0])]
+        answers = [send_turn(plain, turn, names) for turn in (*turns, turns[0])]
         for turn, answered in zip((*turns, turns[0]), answers, strict=True):
             assert_answers(turn, answered)  # else a difference below would prove nothing
         plain.check_idle()
@@ -115,7 +115,7 @@ def assert_chats(
         rids = mixed_scripts(turn, f"{name}{number}")
         if random_widths:
             rids = [scripts.random_width(rid) for rid in rids]
-        answers = ask_turn(server, turn, rids)
+        answers = send_turn(server, turn, rids)
         assert_answers(turn, answers)
         found.append(cached_tokens(answers))
     server.check_idle()
@@ -146,7 +146,7 @@ def test_every_accepted_length(server: TestedServer, talk: Talk, concurrency: in
     for shift in range(0, BLOCK, len(turn)):
         right = [(place + shift) % BLOCK for place in range(len(turn))]
         names = [scripts.oracle(k, f"{concurrency}.{shift}.{i}") for i, k in enumerate(right)]
-        answers = ask_turn(server, turn, names, concurrency)
+        answers = send_turn(server, turn, names, concurrency)
         assert_answers(turn, answers)
         for k, answer in zip(right, answers, strict=True):
             verifies = answer["meta_info"]["spec_verify_ct"]
@@ -158,7 +158,7 @@ def test_wrong_and_random_drafts(server: TestedServer, talk: Talk) -> None:
     turn = talk.turns[0]
     for name in (scripts.wrong, lambda place: f"unscripted-{place}"):
         names = [name(place) for place in range(len(turn))]
-        assert_answers(turn, ask_turn(server, turn, names))
+        assert_answers(turn, send_turn(server, turn, names))
     server.check_idle()
 
 
@@ -176,7 +176,7 @@ def test_a_long_answer_crosses_many_boundaries(server: TestedServer, talk: Talk)
         {**endless(talk.long.prompt_ids, LONG), "rid": scripts.oracle(k, f"long-{k}")}
         for k in (BLOCK - 1, 6)
     ]
-    for answer in ask_all(server, payloads):
+    for answer in send_all(server, payloads):
         assert tuple(answer["output_ids"]) == talk.long.output_ids[:LONG]
     server.check_idle()
 
@@ -197,14 +197,14 @@ def test_an_end_before_a_boundary_inside_a_run(server: TestedServer, talk: Talk)
         payload = endless(one.prompt_ids, MAX_NEW_TOKENS)
         payload["sampling_params"] |= {"ignore_eos": False, "stop_token_ids": [stop]}
         payloads.append({**payload, "rid": scripts.oracle(BLOCK - 1, f"end.{place}")})
-    answers = ask_all(server, payloads)
+    answers = send_all(server, payloads)
     for one, end, answer in zip(talk.turns[0], ends, answers, strict=True):
         assert tuple(answer["output_ids"]) == one.output_ids[:end]
     rests = [
         endless((*one.prompt_ids, *one.output_ids[:end]), 24)
         for one, end in zip(talk.turns[0], ends, strict=True)
     ]
-    for one, end, answer in zip(talk.turns[0], ends, ask_all(server, rests), strict=True):
+    for one, end, answer in zip(talk.turns[0], ends, send_all(server, rests), strict=True):
         assert tuple(answer["output_ids"]) == one.output_ids[end : end + 24]
     server.check_idle()
 
@@ -218,7 +218,7 @@ def test_aborted_requests_leave_no_state(server: TestedServer, talk: Talk) -> No
         time.sleep(0.02 * place)
         server.open("/abort_request", {"rid": f"abort-{place}"}).close()
         response.close()
-    assert_answers(turn, ask_turn(server, turn, mixed_scripts(turn, "after")))
+    assert_answers(turn, send_turn(server, turn, mixed_scripts(turn, "after")))
     server.check_idle()
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from bench.harness.configurations import CHUNK, Configuration, Drafter, Retraction
-from bench.harness.requests import ask_all, essence, greedy
+from bench.harness.requests import essence, greedy, send_all
 from bench.harness.scripts import correct_drafts
 from bench.harness.servers import TestedServer, serve
 from dflash_sglang import zoo
@@ -70,8 +70,8 @@ def test_answers_are_plain_decodings(
 def test_a_prefix_hit_finds_the_draft_cache(dflash: TestedServer, reference: Reference) -> None:
     payloads = [greedy(prompt, MAX_NEW_TOKENS) for prompt in reference.prompts]
     dflash.flush()
-    fresh = ask_all(dflash, payloads)
-    again = ask_all(dflash, payloads)
+    fresh = send_all(dflash, payloads)
+    again = send_all(dflash, payloads)
     assert essence(again) == essence(fresh)
     assert all(
         answer["meta_info"]["cached_tokens"] >= answer["meta_info"]["prompt_tokens"] - 1
@@ -90,11 +90,11 @@ def test_a_second_turn_reuses_what_decoding_wrote(
         for prompt, answer in zip(reference.prompts, reference.answers, strict=True)
     ]
     dflash.flush()
-    fresh = ask_all(dflash, turns)
+    fresh = send_all(dflash, turns)
     dflash.flush()
-    ask_all(dflash, [greedy(prompt, MAX_NEW_TOKENS) for prompt in reference.prompts])
-    cached = ask_all(dflash, turns)
-    assert essence(cached) == essence(fresh) == essence(ask_all(plain, turns))
+    send_all(dflash, [greedy(prompt, MAX_NEW_TOKENS) for prompt in reference.prompts])
+    cached = send_all(dflash, turns)
+    assert essence(cached) == essence(fresh) == essence(send_all(plain, turns))
     reused = [
         answer["meta_info"]["cached_tokens"] - first.meta["prompt_tokens"]
         for answer, first in zip(cached, reference.answers, strict=True)

@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from bench.harness.requests import ask_all, greedy
+from bench.harness.requests import greedy, send_all
 from bench.harness.servers import TestedServer
 from bench.harness.verifier_distribution import ReferenceModel
 from tests.support.reference import Reference
@@ -71,14 +71,14 @@ def test_penalties_are_the_defined_ones_in_any_batch(
     ]
     # Unpenalised requests in the same batches keep their answers.
     free = [greedy(prompt, NEW_TOKENS) for prompt in reference.prompts]
-    got = ask_all(dflash, [*payloads, *free], concurrency=24)
+    got = send_all(dflash, [*payloads, *free], concurrency=24)
     assert [tuple(one["output_ids"]) for one in got[: len(expected)]] == expected
     assert [tuple(one["output_ids"]) for one in got[len(expected) :]] == [
         answer.output_ids[:NEW_TOKENS] for answer in reference.answers
     ]
     unpenalised = [
         one["output_ids"]
-        for one in ask_all(
+        for one in send_all(
             dflash,
             [greedy(p, NEW_TOKENS, ignore_eos=True) for p in reference.prompts[:NUM_PROMPTS]],
         )

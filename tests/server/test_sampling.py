@@ -19,7 +19,7 @@ from bench.harness.draw_tests import (
     draw,
     p_value,
 )
-from bench.harness.requests import ask_all, greedy
+from bench.harness.requests import greedy, send_all
 from bench.harness.servers import TestedServer, settings
 from bench.harness.verifier_distribution import ReferenceModel
 from dflash_sglang import zoo
@@ -89,7 +89,7 @@ def test_greedy_requests_match_beside_sampled_ones(
     payloads = [greedy(prompt, MAX_NEW_TOKENS) for prompt in reference.prompts]
     sampled = [greedy(prompt, 40, temperature=2.0) for prompt in reference.prompts]
     mixed = [one for pair in zip(payloads, sampled, strict=True) for one in pair]
-    got = ask_all(block_server, mixed, concurrency=16)[::2]
+    got = send_all(block_server, mixed, concurrency=16)[::2]
     block_server.check_idle()
     assert [tuple(one["output_ids"]) for one in got] == reference.output_ids
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import pytest
 from PIL import Image
 
-from bench.harness.requests import ask_all, greedy
+from bench.harness.requests import greedy, send_all
 from bench.harness.servers import TestedServer, settings
 from dflash_sglang import zoo
 from launch.client import Answer, Client
@@ -114,8 +114,8 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Plain:
     pair = vision_pair(folder)
     prompts = [prompt.text for prompt in choose_prompts("hybrid", 18)]
     with TestedServer(pair.verifier, args=TRACKING, log_dir=folder / "plain") as server:
-        texts = outputs(ask_all(server, [greedy(prompt) for prompt in prompts]))
-        images = outputs(ask_all(server, [one.payload() for one in SEEN]))
+        texts = outputs(send_all(server, [greedy(prompt) for prompt in prompts]))
+        images = outputs(send_all(server, [one.payload() for one in SEEN]))
         server.flush()
         talks = [converse(server, seed) for seed in (0, 1)]
         server.check_idle()
@@ -165,7 +165,7 @@ def test_another_implementation_answers_the_same(plain: Plain) -> None:
 
 
 def test_texts_are_drafted_for(server: TestedServer, plain: Plain) -> None:
-    answers = ask_all(server, [greedy(prompt) for prompt in plain.prompts])
+    answers = send_all(server, [greedy(prompt) for prompt in plain.prompts])
     server.check_idle()
     assert outputs(answers) == plain.texts
     assert_drafted_for(answers)
@@ -182,7 +182,7 @@ def test_an_image_alone(server: TestedServer, plain: Plain) -> None:
 def test_images_together(server: TestedServer, plain: Plain) -> None:
     """Each row's own image; where requests start over, the positions of what they answered."""
     server.flush()
-    answers = ask_all(server, [one.payload() for one in SEEN])
+    answers = send_all(server, [one.payload() for one in SEEN])
     server.check_idle()
     assert outputs(answers) == plain.images
     if RETRACT in server.env:
@@ -196,7 +196,7 @@ def test_images_beside_texts(server: TestedServer, plain: Plain) -> None:
     places = [3 * place for place in range(len(SEEN))]
     for place, one in zip(places, SEEN, strict=True):
         payloads.insert(place, one.payload())
-    answers = ask_all(server, payloads)
+    answers = send_all(server, payloads)
     server.check_idle()
     images = [answers.pop(place) for place in reversed(places)][::-1]
     assert outputs(images) == plain.images

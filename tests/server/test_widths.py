@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from bench.harness import scripts
-from bench.harness.requests import ask_all, essence, greedy
+from bench.harness.requests import essence, greedy, send_all
 from bench.harness.servers import TestedServer
 from launch import load
 from launch.client import Answer
@@ -22,7 +22,7 @@ def answers(
         for prompt, rid in zip(reference.prompts, rids, strict=True)
     ]
     server.flush()
-    return [Answer.parse(answer) for answer in ask_all(server, payloads, concurrency)]
+    return [Answer.parse(answer) for answer in send_all(server, payloads, concurrency)]
 
 
 def steps_by_width(server: TestedServer) -> dict[int, int]:
@@ -78,7 +78,7 @@ def test_a_request_may_limit_itself(dflash: TestedServer, reference: Reference) 
         "none": {"speculative": False},
     }
     payloads = [with_options(prompt, **options) for prompt in prompts for options in cases.values()]
-    got = ask_all(dflash, payloads, concurrency=12)
+    got = send_all(dflash, payloads, concurrency=12)
     for number, answer in enumerate(got):
         expected = reference.answers[number // len(cases)]
         assert tuple(answer["output_ids"]) == expected.output_ids
@@ -101,7 +101,7 @@ def test_a_bad_option_is_refused(
     dflash: TestedServer, reference: Reference, options: dict[str, Any]
 ) -> None:
     prompt = reference.prompts[0]
-    bad, good = ask_all(
+    bad, good = send_all(
         dflash, [with_options(prompt, **options), with_options(prompt)], concurrency=2
     )
     status, body = bad

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from tokenizers import Tokenizer
 
-from bench.harness.requests import ask_all, greedy
+from bench.harness.requests import greedy, send_all
 from bench.harness.servers import TestedServer
 from dflash_sglang import zoo
 from launch.client import Answer
@@ -40,7 +40,7 @@ def others_running(server: TestedServer, reference: Reference) -> Iterator[None]
     """Keeps eight requests in flight during the block; all answers must be the reference's."""
     payloads = [greedy(prompt, MAX_NEW_TOKENS) for prompt in reference.prompts]
     with ThreadPoolExecutor(1) as pool:
-        running = pool.submit(ask_all, server, payloads)
+        running = pool.submit(send_all, server, payloads)
         yield
         answers = running.result()
     assert [tuple(answer["output_ids"]) for answer in answers] == reference.output_ids
