@@ -144,7 +144,7 @@ def sum_correct(answer: Answer) -> int:
 
 
 def test_past_the_drafters_range_answers_go_on_a_token_a_step(
-    plain: TestedServer, scripted: TestedServer
+    plain: TestedServer, scripted: TestedServer, reference: Reference
 ) -> None:
     ids = token_ids("".join(prompt.text + prompt.answer for prompt in zoo.prompts("moe")["sql"]))
     # Around the last position at which a block still fits, and well before it.
@@ -152,14 +152,16 @@ def test_past_the_drafters_range_answers_go_on_a_token_a_step(
     assert len(ids) > max(lens)
     payloads = [greedy(ids[:length], MAX_NEW_TOKENS, ignore_eos=True) for length in lens]
     expected = [Answer.parse(answer) for answer in send_all(plain, payloads)]
-    got = [Answer.parse(answer) for answer in send_all(scripted, payloads)]
-    assert [answer.output_ids for answer in got] == [answer.output_ids for answer in expected]
-    # What starts past the range never speculates; what starts well before it does.
-    past = [a for a, n in zip(got, lens, strict=True) if n + BLOCK > RANGE]
-    before = [a for a, n in zip(got, lens, strict=True) if n + BLOCK < RANGE]
+    short = [greedy(prompt, MAX_NEW_TOKENS) for prompt in reference.prompts]
+    got = [Answer.parse(answer) for answer in send_all(scripted, [*payloads, *short])]
+    assert [a.output_ids for a in got] == [a.output_ids for a in (*expected, *reference.answers)]
+    # What starts past the range never speculates; what starts before it does.
+    past = [a for a, n in zip(got, lens, strict=False) if n + BLOCK > RANGE]
     assert past
     assert all(answer.verify_count == answer.completion_tokens - 1 for answer in past)
-    assert load.tau(before) > 1.5
+    crossing = [a for a, n in zip(got, lens, strict=False) if n + BLOCK < RANGE]
+    assert load.tau(crossing) > 1
+    assert load.tau(got[len(lens) :]) > 1.5
 
 
 def test_a_lost_slot_is_noticed(
