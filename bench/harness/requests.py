@@ -75,5 +75,6 @@ def openai_essence(answer: Any) -> Any:
     """The same for an answer of the OpenAI routes; only a reasoning parser counts its tokens."""
     if isinstance(answer, tuple):
         return answer
-    usage = {name: n for name, n in answer["usage"].items() if name != "reasoning_tokens"}
+    reasoning = ("reasoning_tokens", "completion_tokens_details")
+    usage = {name: n for name, n in answer["usage"].items() if name not in reasoning}
     return {"choices": answer["choices"], "usage": usage}
