@@ -12,7 +12,7 @@ import pytest
 
 from bench.harness.hybrids import hybrid_pair
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 PROBE = Path(__file__).with_name("states_probe.py")
 ENTRY_POINTS = "[sglang.srt.platforms]\ndflash_cpu = dflash_sglang.cpu:activate\n"
 # float32 through four layers, each rounding in another order: the states of a decoding and of a
