@@ -234,9 +234,13 @@ def test_any_width_in_runs_of_plain_tokens(talk: Talk, tmp_path: Path) -> None:
 
 
 def test_snapshots_with_slots_on_demand(talk: Talk, tmp_path: Path) -> None:
-    """SGLang's own rollback, random widths, chunks in mixed batches, requests that start over."""
+    """SGLang's own rollback, random widths, chunks in mixed batches, requests that start over.
+
+    And states for fewer requests than --max-running-requests names.
+    """
     strategy = ("--mamba-radix-cache-strategy", "extra_buffer_lazy")
-    args = (*strategy, "--enable-mixed-chunk", "--chunked-prefill-size", "64")
+    pool = ("--max-mamba-cache-size", "64")
+    args = (*strategy, *pool, "--enable-mixed-chunk", "--chunked-prefill-size", "64")
     plugins = ("scripted_widths",)
     env = {"SGLANG_TEST_RETRACT": "1", "SGLANG_TEST_RETRACT_INTERVAL": "7"}
     with serve(

@@ -192,7 +192,8 @@ class WorkerBase(BaseSpecWorker):
         calibration = Calibration(
             self.model_runner, self._drafter, self._width_runners, self.block_size
         )
-        costs = calibration.measure(self._widths.ladder, get_schedule().max_running_requests)
+        # SGLang lowers the requested number on the model runner, to what the pools hold.
+        costs = calibration.measure(self._widths.ladder, self.model_runner.max_running_requests)
         self._widths.start(costs)
         logger.info(
             "DFLASH measured forwards at widths %s in %.1f s: %s.",
