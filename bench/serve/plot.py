@@ -85,7 +85,8 @@ def draw(study: Mapping[str, Any], demo: Mapping[str, Any]) -> Figure:
         f"{machine['cores']} cores of an {machine['cpu']} virtual machine, no GPU; SGLang "
         f"{study['versions']['sglang']}; embedded MoE pair, greedy, float32\n"
         f"bars: median of {rounds} rounds, whiskers: lowest and highest round, "
-        "diamonds: launch/demo; all answers identical to plain decoding's",
+        f"diamonds: launch/demo on an {demo['provenance']['machine']['cpu']}; "
+        "all answers identical to plain decoding's",
         fontsize=7.5,
         color="#555555",
     )
