@@ -45,7 +45,6 @@ class Acceptor:
         self._sampler = sampler
         self._tp_sync = tp_sync
         self._thresholds = Thresholds(1.0, 1.0)
-        self._exact = True
         self._update_thresholds()  # logs inexact ones before the first request
 
     def draft_uniforms(self, batch: ScheduleBatch, block: Block) -> Tensor | None:
@@ -109,7 +108,7 @@ class Acceptor:
         """Accept the drafts that equal the verifier's tokens."""
         all_greedy = batch.sampling_info.is_all_greedy
         self._update_thresholds()
-        relax = not (self._exact or all_greedy)
+        relax = not (self._thresholds.exact or all_greedy)
         if not relax and not all_greedy and draws_fused(batch, logits):
             return self._draw_and_match(batch, draft_ids, logits, limit)
         # Before the draw: the sampler overwrites the logits.
@@ -149,11 +148,11 @@ class Acceptor:
             spec.speculative_accept_threshold_single, spec.speculative_accept_threshold_acc
         )
         if thresholds != self._thresholds:
-            self._thresholds, self._exact = thresholds, thresholds.exact
+            self._thresholds = thresholds
             logger.warning(
                 "DFLASH accepts drafts of sampled requests by %s: %s.",
                 thresholds,
-                "exact" if self._exact else "not exact, another distribution is served",
+                "exact" if thresholds.exact else "not exact, another distribution is served",
             )
 
 
