@@ -17,7 +17,7 @@ from sglang.srt.speculative.spec_tp_sync import SpecTpSync, SpecTpSyncSite
 from torch import Tensor
 
 from dflash_sglang.core.accept import REJECTIONS, Rule, Thresholds, by_row, relaxed
-from dflash_sglang.step.draft import Draft
+from dflash_sglang.step.draft.drafter import Draft
 from dflash_sglang.step.verifier_sampling import VerifierSampler
 
 if TYPE_CHECKING:

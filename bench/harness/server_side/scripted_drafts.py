@@ -34,7 +34,9 @@ def hook_drafter(*args: Any, **options: Any) -> None:
     """Replace the drafts of our worker by scripted ones."""
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
-    HookRegistry.register("dflash_sglang.step.draft.Drafter.propose", propose, HookType.AROUND)
+    HookRegistry.register(
+        "dflash_sglang.step.draft.drafter.Drafter.propose", propose, HookType.AROUND
+    )
     HookRegistry.apply_hooks()
 
 

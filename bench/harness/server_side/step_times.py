@@ -18,7 +18,7 @@ from typing import Any
 STEP_TIMES = "DFLASH_STEP_TIMES"
 WRITE_EVERY = 100  # steps
 PARTS = {
-    "draft": "dflash_sglang.step.draft.Drafter.propose",
+    "draft": "dflash_sglang.step.draft.drafter.Drafter.propose",
     "verify": "dflash_sglang.step.verify.Verifier.verify",
     "accept": "dflash_sglang.step.accept.Acceptor.accept",
     "context KV": "dflash_sglang.step.context_kv.ContextKV.append",

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from sglang.srt.mem_cache.kv_loc_plan import KVLocPlan
     from sglang.srt.model_executor.model_runner import ModelRunner
 
-    from dflash_sglang.step.draft import Drafter
+    from dflash_sglang.step.draft.drafter import Drafter
     from dflash_sglang.step.setup.width_runners import WidthRunners
 
 BATCH_SIZES = (1, 4, 16, 64)

@@ -15,7 +15,7 @@ from sglang.srt.speculative.draft_parallel import (
 from sglang.srt.speculative.draft_worker_common import build_draft_tp_worker
 from sglang.srt.speculative.spec_utils import draft_pp_context, draft_tp_context
 
-from dflash_sglang.step.draft_window import DraftWindow
+from dflash_sglang.step.draft.window import DraftWindow
 from dflash_sglang.step.request_options import draft_range
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from dflash_sglang.config import READY, Settings, read_settings
 from dflash_sglang.core.accept import Rule
 from dflash_sglang.step.accept import Acceptor, chosen_rule
 from dflash_sglang.step.context_kv import ContextKV
-from dflash_sglang.step.draft import Drafter, DraftSampling
+from dflash_sglang.step.draft.drafter import Drafter, DraftSampling
 from dflash_sglang.step.end_of_request import caches_final_state
 from dflash_sglang.step.multi_step import MultiStep
 from dflash_sglang.step.penalties import Penalties

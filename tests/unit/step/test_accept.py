@@ -14,7 +14,7 @@ from sglang.srt.speculative.spec_tp_sync import SpecTpSyncSite
 from dflash_sglang.core.accept import Rule
 from dflash_sglang.step import accept
 from dflash_sglang.step.accept import Acceptor, draw_and_accept, draws_fused
-from dflash_sglang.step.draft import Draft
+from dflash_sglang.step.draft.drafter import Draft
 
 VOCABULARY, WIDTH = 6, 3
 PLAIN = {"top_k": TOP_K_ALL, "top_p": 1.0, "min_p": 0.0}

@@ -21,8 +21,8 @@ from bench.step import launches as step_launches
 from bench.step.launches import BUDGET, OurStep
 from dflash_sglang.step import accept
 from dflash_sglang.step.context_kv import ContextKV
-from dflash_sglang.step.draft import Drafter
-from dflash_sglang.step.draft_tail import DraftTail
+from dflash_sglang.step.draft.drafter import Drafter
+from dflash_sglang.step.draft.tail import DraftTail
 from dflash_sglang.step.request_options import CommitLimits
 from dflash_sglang.step.verifier_sampling import VerifierSampler
 

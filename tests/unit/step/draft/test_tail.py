@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from dflash_sglang.step import draft_tail
-from dflash_sglang.step.draft_tail import DraftTail
+from dflash_sglang.step.draft import tail as draft_tail
+from dflash_sglang.step.draft.tail import DraftTail
 
 BLOCK, HIDDEN, VOCABULARY = 4, 8, 40
 

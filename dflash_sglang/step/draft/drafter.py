@@ -23,8 +23,8 @@ from sglang.srt.speculative.spec_utils import draft_pp_context, draft_tp_context
 from torch import Tensor
 
 from dflash_sglang.core.sampled_draft import Candidates, sample_drafts
-from dflash_sglang.step.draft_tail import DraftTail
-from dflash_sglang.step.draft_window import DraftWindow
+from dflash_sglang.step.draft.tail import DraftTail
+from dflash_sglang.step.draft.window import DraftWindow
 from dflash_sglang.step.setup.draft_attention import select_draft_backend
 from dflash_sglang.step.setup.width_runners import WidthRunners
 from dflash_sglang.step.state import host_block_lens

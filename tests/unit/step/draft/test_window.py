@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from dflash_sglang.step.draft_window import DraftWindow
+from dflash_sglang.step.draft.window import DraftWindow
 
 BLOCK = 4
 
