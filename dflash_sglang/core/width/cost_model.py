@@ -6,6 +6,7 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Mapping, Sequence
 from statistics import median
+from typing import NamedTuple
 
 WINDOW = 31  # served steps in the running median: up to 15 of them may be outliers
 LEAST = 3  # a median of fewer would be the outlier itself
@@ -15,6 +16,19 @@ CELL_PRIOR = 4
 # reason that has gone, and would otherwise never be tried again. With exponential back-off up to
 # the second number, so that a width that stays slow costs less and less.
 STALE, MOST_STALE = 1000, 1000 * 2**4
+
+Cells = Mapping[tuple[int, int], float]  # seconds by (batch size, width)
+
+
+class Column(NamedTuple):
+    """What was measured of one width, rising."""
+
+    batches: list[int]
+    seconds: list[float]
+
+    def at(self, batch_size: int) -> float:
+        """Interpolated."""
+        return interpolate(self.batches, self.seconds, batch_size)
 
 
 class CostTable:
@@ -26,60 +40,79 @@ class CostTable:
     has none, so it looks fast and is tried for a few steps; were it assumed to be as slow as the
     others, a width that is slow for a reason of its own would never be left. Nor has one that was
     not served for long.
+
+    Attention reads the context, so a forward is slower behind a longer one: `at` sets the mean
+    context of the requests that run, and all seconds are those at that context.
     """
 
     def __init__(
         self,
-        draft: Mapping[tuple[int, int], float],
-        verify: Mapping[tuple[int, int], float],
+        draft: Cells,
+        verify: Cells,
+        *,
+        draft_per_token: Cells | None = None,
+        verify_per_token: Cells | None = None,
+        context: int = 0,
     ) -> None:
         """Take what was measured at start.
 
         Args:
-            draft: seconds of a draft forward by (batch size, width), for every width above 1
-                that will be used.
-            verify: seconds of a verify forward by (batch size, width), for the same, and
-                width 1 if it will be used.
+            draft: seconds of a draft forward, at the cells of `verify` with a width above 1.
+            verify: seconds of a verify forward, for every width that will be used, at the batch
+                sizes at which it will be.
+            draft_per_token: seconds that a token more of context adds to a draft forward, at the
+                cells of `draft`; None for nothing.
+            verify_per_token: likewise, of a verify.
+            context: tokens before the block at which `draft` and `verify` were measured.
 
         Raises:
-            ValueError: nothing was measured, or not every width at each batch size.
+            ValueError: nothing was measured, a width lacks the smallest batch size, or the tables
+                have different cells.
         """
         self._batches = sorted({batch for batch, _ in verify})
         widths = sorted({width for _, width in verify})
-        expected = {(batch, width) for batch in self._batches for width in widths}
-        drafted = {(batch, width) for batch, width in expected if width > 1}
-        if not expected or set(verify) != expected or set(draft) != drafted:
+        drafted = {cell for cell in verify if cell[1] > 1}
+        smallest = {(self._batches[0], width) for width in widths} if verify else {(1, 1)}
+        if (
+            not smallest <= set(verify)
+            or set(draft) != drafted
+            or set(draft_per_token or drafted) != drafted
+            or set(verify_per_token or verify) != set(verify)
+        ):
             raise ValueError(
                 f"verify was measured at {sorted(verify)}, draft at {sorted(draft)}: measure every "
-                "width at each batch size."
+                "width at the smallest batch size, and all at the same cells."
             )
-        self._draft = self._columns(draft)
-        self._verify = self._columns(verify)
+        self._draft = columns(draft)
+        self._verify = columns(verify)
+        self._draft_per_token = columns(draft_per_token or dict.fromkeys(draft, 0.0))
+        self._verify_per_token = columns(verify_per_token or dict.fromkeys(verify, 0.0))
+        self._context = context
+        self._beyond = 0.0  # tokens of mean context beyond that, of the requests that run
         self._widths = {width: RunningMedian() for width in widths}
         self._cells: dict[tuple[int, int], RunningMedian] = {}
-        self._measured: dict[tuple[int, int], float] = {}  # interpolated
+        # Interpolated: seconds at `context`, and for each token more of it.
+        self._measured: dict[tuple[int, int], tuple[float, float]] = {}
         self._steps = 0  # observed
         self._served: dict[int, int] = {}  # by width, the step of its last
         self._stale = dict.fromkeys(widths, STALE)  # steps until it is dropped
 
-    def _columns(self, seconds: Mapping[tuple[int, int], float]) -> dict[int, list[float]]:
-        """By width, along the batch sizes; rising with both."""
-        columns: dict[int, list[float]] = {}
-        narrower = [0.0] * len(self._batches)
-        for width in sorted({width for _, width in seconds}):
-            column = [seconds[batch, width] for batch in self._batches]
-            narrower = rising([max(pair) for pair in zip(column, narrower, strict=True)])
-            columns[width] = narrower
-        return columns
-
     def __str__(self) -> str:
-        """The measured milliseconds of a step by batch size, the widths in ascending order."""
-        rows = [
-            f"batch {batch}: "
-            + "/".join(f"{1000 * self.measured(batch, width):.1f}" for width in self._verify)
-            for batch in self._batches
-        ]
+        """Measured milliseconds of a step by batch size, of the widths in ascending order.
+
+        Behind a "+" what 1,000 tokens more of context add to the widest.
+        """
+        rows = []
+        for batch in self._batches:
+            widths = [width for width, column in self._verify.items() if batch in column.batches]
+            cells = [self._cost(batch, width) for width in widths]
+            times = "/".join(f"{1e3 * seconds:.1f}" for seconds, _ in cells)
+            rows.append(f"batch {batch}: {times} + {1e6 * cells[-1][1]:.2f}")
         return ", ".join(rows) + " ms"
+
+    def at(self, context: float) -> None:
+        """The requests that run have this many tokens each before the block, on average."""
+        self._beyond = max(0.0, context - self._context)
 
     def seconds(self, batch_size: int, width: int) -> float:
         """Expected seconds of a step; width 1 is plain decoding and drafts nothing.
@@ -100,21 +133,32 @@ class CostTable:
 
     def measured(self, batch_size: int, width: int) -> float:
         """Seconds of the step's forwards alone, as measured at start; arguments as in `seconds`."""
-        key = (batch_size, width)
-        if key not in self._measured:
-            draft = self.draft_seconds(batch_size, width)
-            self._measured[key] = draft + self.verify_seconds(batch_size, width)
-        return self._measured[key]
+        seconds, per_token = self._cost(batch_size, width)
+        return seconds + per_token * self._beyond
 
     def draft_seconds(self, batch_size: int, width: int) -> float:
         """Seconds of the draft forward, as measured at start; 0 at width 1."""
         if width == 1:
             return 0.0
-        return interpolate(self._batches, self._draft[width], batch_size)
+        per_token = self._draft_per_token[width].at(batch_size)
+        return self._draft[width].at(batch_size) + per_token * self._beyond
 
     def verify_seconds(self, batch_size: int, width: int) -> float:
         """Seconds of the verify forward, as measured at start."""
-        return interpolate(self._batches, self._verify[width], batch_size)
+        per_token = self._verify_per_token[width].at(batch_size)
+        return self._verify[width].at(batch_size) + per_token * self._beyond
+
+    def _cost(self, batch_size: int, width: int) -> tuple[float, float]:
+        """Seconds of the step's forwards at the shortest context, and for each token more of it."""
+        key = (batch_size, width)
+        if key not in self._measured:
+            seconds = self._verify[width].at(batch_size)
+            per_token = self._verify_per_token[width].at(batch_size)
+            if width > 1:
+                seconds += self._draft[width].at(batch_size)
+                per_token += self._draft_per_token[width].at(batch_size)
+            self._measured[key] = seconds, per_token
+        return self._measured[key]
 
     def observe(self, batch_size: int, width: int, seconds: float) -> None:
         """Learn from a served step that did nothing but decode; arguments as in `seconds`."""
@@ -156,6 +200,18 @@ class RunningMedian:
         self._recent.append(value)
         if len(self._recent) >= LEAST:
             self.value = median(self._recent)
+
+
+def columns(cells: Cells) -> dict[int, Column]:
+    """By width, along the batch sizes at which it was measured; rising with both, from 0 on."""
+    narrower: dict[int, float] = {}  # at least so much at this batch size
+    by_width = {}
+    for width in sorted({width for _, width in cells}):
+        batches = sorted(batch for batch, other in cells if other == width)
+        seconds = rising([max(cells[batch, width], narrower.get(batch, 0.0)) for batch in batches])
+        by_width[width] = Column(batches, seconds)
+        narrower |= zip(batches, seconds, strict=True)
+    return by_width
 
 
 def rising(values: Sequence[float]) -> list[float]:

@@ -45,18 +45,27 @@ class WidthPolicy:
     Steps may be observed late, as under overlapped scheduling, or never.
     """
 
-    def __init__(self, block_size: int, costs: CostTable, settings: WidthSettings) -> None:
+    def __init__(
+        self,
+        block_size: int,
+        costs: CostTable,
+        settings: WidthSettings,
+        largest_batch: Mapping[int, int] | None = None,
+    ) -> None:
         """Start optimistic: the first steps draft.
 
         Args:
             block_size: tokens of a block, the anchor counted.
-            costs: seconds of a step, at every width of `settings.ladder(block_size)`.
+            costs: seconds of a step, at every width on offer.
             settings: the knobs.
+            largest_batch: the largest batch size at which a width is on offer, of widths that are
+                not on offer at any; 0 for one that never is. The widest always is.
 
         Raises:
             ConfigError: the settings do not fit the block size.
         """
         self.widths = settings.ladder(block_size)
+        self._largest_batch = {} if largest_batch is None else largest_batch
         self._leave_at = 1 + settings.hysteresis
         self._explore_share = settings.explore_share
         self._costs = costs
@@ -90,14 +99,20 @@ class WidthPolicy:
         if len(self.widths) == 1:
             return self.widths[0]
         batch_size, groups = len(keys), self._acceptance.groups(keys)
-        seconds = {width: self._costs.seconds(batch_size, width) for width in self.widths}
+        offered = self.on_offer(batch_size)
+        seconds = {width: self._costs.seconds(batch_size, width) for width in offered}
         commits = self._expected_commits(groups)
-        rates = {width: commits[width] / seconds[width] for width in self.widths}
+        rates = {width: commits[width] / seconds[width] for width in offered}
         self._settle(rates, seconds)
         rate = rates[self._width]
         self._seconds_per_commit = batch_size / rate
         probe = self._probe(groups, seconds, rate) if self._clock >= self._probe_at else UNSET
         return probe or self._width
+
+    def on_offer(self, batch_size: int) -> list[int]:
+        """Widths that a batch of this size can have, ascending."""
+        largest = self._largest_batch
+        return [width for width in self.widths if batch_size <= largest.get(width, batch_size)]
 
     def observe(self, step: ObservedStep) -> None:
         """Learn from a step; steps in the order in which they ran.
@@ -126,7 +141,7 @@ class WidthPolicy:
     def _settle(self, rates: Mapping[int, float], seconds: Mapping[int, float]) -> None:
         """Take the best width as the current one, if it is better by enough."""
         best = max(rates, key=rates.__getitem__)
-        if self._width == UNSET or rates[best] > self._leave_at * rates[self._width]:
+        if self._width not in rates or rates[best] > self._leave_at * rates[self._width]:
             self._width = best
             self._probe_width = UNSET
             self._wait(0.0, seconds[best])
@@ -135,7 +150,7 @@ class WidthPolicy:
         """The next wider width that could be better, if all it newly shows were accepted."""
         if self._burst_over:
             self._burst_over, self._lost = False, 0.0
-        for width in self.widths:
+        for width in seconds:
             if width > self._width and width >= min(LEAST_PROBE, self.widths[-1]):
                 most = self._acceptance.most_commit(groups, self._width, width)
                 if most / seconds[width] > rate:

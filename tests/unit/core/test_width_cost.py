@@ -53,6 +53,69 @@ def test_gaps_are_refused(
         CostTable(draft, verify)
 
 
+def test_a_width_without_the_smallest_batch_is_refused() -> None:
+    with pytest.raises(ValueError, match="at the smallest batch size"):
+        CostTable({(8, 4): 2.0}, {cell: VERIFY[cell] for cell in VERIFY if cell != (1, 4)})
+
+
+def test_a_width_that_is_not_used_at_large_batches_is_not_measured_there() -> None:
+    verify = VERIFY | {(1, 8): 20.0, (8, 8): 60.0, (32, 1): 30.0, (32, 8): 61.0}
+    costs = CostTable(
+        {(1, 4): 1.0, (8, 4): 2.0} | dict.fromkeys([(1, 8), (8, 8), (32, 8)], 3.0), verify
+    )
+    assert costs.seconds(8, 4) == 44.0
+    assert costs.seconds(32, 8) == 64.0
+    assert str(costs).count("/") == 2 + 2 + 1
+
+
+def test_what_a_narrower_width_took_bounds_only_its_own_batch_sizes() -> None:
+    costs = CostTable({(1, 4): 0.0}, {(1, 1): 1.0, (1, 4): 5.0, (8, 1): 9.0})
+    assert costs.seconds(8, 1) == 9.0
+    assert costs.seconds(8, 4) == 5.0  # what it was measured at
+
+
+PER_TOKEN = {cell: 0.001 * cell[0] for cell in VERIFY}
+
+
+def test_a_longer_context_adds_what_attention_reads() -> None:
+    costs = CostTable(
+        DRAFT,
+        VERIFY,
+        draft_per_token={cell: 0.0005 for cell in DRAFT},
+        verify_per_token=PER_TOKEN,
+        context=64,
+    )
+    assert costs.seconds(8, 4) == 44.0
+    costs.at(1064)
+    assert costs.seconds(1, 1) == pytest.approx(11.0)
+    assert costs.seconds(8, 4) == pytest.approx(44.0 + 8.0 + 0.5)
+    assert costs.seconds(4, 1) == pytest.approx(16.0 + 1 + 3 / 7 * 7)  # interpolated as well
+    assert costs.draft_seconds(8, 4) + costs.verify_seconds(8, 4) == pytest.approx(52.5)
+    costs.at(10)  # shorter than measured: not faster than measured
+    assert costs.seconds(8, 4) == 44.0
+
+
+def test_the_time_of_a_long_context_is_no_excess() -> None:
+    costs = CostTable(DRAFT, VERIFY, verify_per_token=PER_TOKEN)
+    costs.at(1000)
+    for _ in range(50):
+        costs.observe(1, 4, 16.0 + 3.0)
+    costs.at(0)
+    assert costs.seconds(1, 4) == pytest.approx(18.0)
+
+
+def test_noise_cannot_make_a_longer_context_faster() -> None:
+    costs = CostTable(DRAFT, VERIFY, verify_per_token={cell: -0.001 for cell in VERIFY})
+    costs.at(1000)
+    assert costs.seconds(8, 4) == 44.0
+
+
+@pytest.mark.parametrize("tables", [{"draft_per_token": VERIFY}, {"verify_per_token": DRAFT}])
+def test_a_table_of_other_cells_is_refused(tables: dict[str, dict[tuple[int, int], float]]) -> None:
+    with pytest.raises(ValueError, match="all at the same cells"):
+        CostTable(DRAFT, VERIFY, **tables)
+
+
 def test_what_a_width_takes_besides_counts_at_other_batch_sizes() -> None:
     costs = CostTable(DRAFT, VERIFY)
     for _ in range(50):

@@ -264,3 +264,34 @@ def test_finished_requests_leave_nothing_behind() -> None:
             policy.forget(key)
         policy.observe(ObservedStep(keys, [0] * 4, width, 0.01))
     assert policy._acceptance._requests == {}
+
+
+LARGEST = {4: 8, 8: 8, 12: 0}
+
+
+def policy_with_captured_widths() -> WidthPolicy:
+    return WidthPolicy(BLOCK, table(), WidthSettings(), LARGEST)
+
+
+@pytest.mark.parametrize("acceptance", [0.0, 0.5, 0.8, 0.95])
+@pytest.mark.parametrize("batch_size", [8, 9, 64])
+def test_a_width_without_graphs_at_a_batch_size_is_never_chosen(
+    acceptance: float, batch_size: int
+) -> None:
+    simulation = Simulation(batch_size, noise=0.03)
+    simulation.policy = policy_with_captured_widths()
+    chosen = set(simulation.run(acceptance, 500))
+    allowed = {1, 2, 4, 8, 16} if batch_size == 8 else {1, 2, 16}
+    assert chosen <= allowed
+    assert set(simulation.policy.on_offer(batch_size)) == allowed
+
+
+def test_a_batch_that_grows_past_a_widths_graphs_leaves_the_width() -> None:
+    simulation = Simulation(8)
+    simulation.policy = policy_with_captured_widths()
+    assert share(simulation.run(0.6, 300), 4) > 0.5  # the best of those on offer
+    simulation.keys = range(9)
+    assert 4 not in simulation.run(0.6, 300)
+    simulation.keys = range(8)
+    simulation.run(0.6, 50)
+    assert share(simulation.run(0.6, 300), 4) > 0.5
