@@ -81,7 +81,7 @@ def test_a_longer_context_adds_what_attention_reads() -> None:
     costs = CostTable(
         DRAFT,
         VERIFY,
-        draft_per_token={cell: 0.0005 for cell in DRAFT},
+        draft_per_token=dict.fromkeys(DRAFT, 0.0005),
         verify_per_token=PER_TOKEN,
         context=64,
     )
@@ -105,7 +105,7 @@ def test_the_time_of_a_long_context_is_no_excess() -> None:
 
 
 def test_noise_cannot_make_a_longer_context_faster() -> None:
-    costs = CostTable(DRAFT, VERIFY, verify_per_token={cell: -0.001 for cell in VERIFY})
+    costs = CostTable(DRAFT, VERIFY, verify_per_token=dict.fromkeys(VERIFY, -0.001))
     costs.at(1000)
     assert costs.seconds(8, 4) == 44.0
 
