@@ -110,10 +110,11 @@ def test_noise_cannot_make_a_longer_context_faster() -> None:
     assert costs.seconds(8, 4) == 44.0
 
 
-@pytest.mark.parametrize("tables", [{"draft_per_token": VERIFY}, {"verify_per_token": DRAFT}])
-def test_a_table_of_other_cells_is_refused(tables: dict[str, dict[tuple[int, int], float]]) -> None:
+def test_a_table_of_other_cells_is_refused() -> None:
     with pytest.raises(ValueError, match="all at the same cells"):
-        CostTable(DRAFT, VERIFY, **tables)
+        CostTable(DRAFT, VERIFY, draft_per_token=VERIFY)
+    with pytest.raises(ValueError, match="all at the same cells"):
+        CostTable(DRAFT, VERIFY, verify_per_token=DRAFT)
 
 
 def test_what_a_width_takes_besides_counts_at_other_batch_sizes() -> None:
