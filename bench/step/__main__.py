@@ -4,7 +4,7 @@ import sys
 
 from bench.report import run_room
 
-TOOLS = ("launches", "profile")
+TOOLS = ("launches", "profile", "host")
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -12,7 +12,6 @@ SGLang's FlashInfer backend's, for both workers alike, and has a section of its 
 import sys
 from collections import Counter
 from collections.abc import Sequence
-from types import SimpleNamespace
 from typing import NamedTuple
 from unittest import mock
 
@@ -21,13 +20,11 @@ from torch import Tensor
 from bench import report
 from bench.harness.fake_gpu.capture_guard import SECTIONS, CaptureGuard
 from bench.harness.fake_gpu.fakes import FakeServer, fake_gpu
+from bench.harness.fake_gpu.our_worker import make_worker
 from bench.harness.fake_gpu.sglang_worker import SGLangStep
 from bench.harness.fake_gpu.traffic import BLOCK, Traffic, make_batch, new
 from dflash_sglang.core.sampled_draft import Candidates
-from dflash_sglang.step.setup import worker_base
-from dflash_sglang.step.setup.draft_model import DraftModel
 from dflash_sglang.step.state import DraftState
-from dflash_sglang.step.worker import DFlashWorker
 
 BUDGET = {"greedy": 12, "sampled": 16}  # ops of a step outside the forwards
 
@@ -48,23 +45,7 @@ class OurStep:
 
     def __init__(self, server: FakeServer) -> None:
         self._server = server
-        draft_model = DraftModel(  # that comes from no checkpoint
-            worker=SimpleNamespace(alloc_memory_pool=lambda **_: None),
-            runner=server.draft_runner,
-            layout=SimpleNamespace(tp_group=None),
-            mask_token_id=3,
-            window=None,
-            range=None,
-        )
-        with (
-            mock.patch.object(worker_base, "prepare_ops"),  # nothing here can test them
-            mock.patch.object(worker_base, "build_draft_model", return_value=draft_model),
-        ):
-            self.worker = DFlashWorker(None, 0, 0, server.target_worker)
-        self.worker.alloc_memory_pool()
-        self.worker._drafter.capture_tail()
-        self.worker._drafter._runners.build(capture=False)
-        self.worker._width_runners.build(capture=False)
+        self.worker = make_worker(server)
 
     def run(self, traffic: Traffic) -> CaptureGuard:
         """One steady step.

@@ -33,17 +33,14 @@ from bench.harness.fake_gpu.planning import Planner
 from bench.harness.fake_gpu.traffic import (
     BLOCK,
     CONTEXT,
-    HIDDEN,
-    MAX_REQUESTS,
-    VOCABULARY,
+    PUBLIC,
     Anything,
+    Sizes,
     new,
 )
 
 TAPS = (1, 10, 19, 28, 37)
 LAYERS = 5
-SLOTS = 1 << 16
-BF16 = torch.bfloat16
 
 
 @torch.library.custom_op("dflash_bench::rms_norm", mutates_args=())
@@ -59,23 +56,33 @@ def _(x: Tensor) -> Tensor:
 
 @contextmanager
 def fake_gpu() -> Iterator[None]:
-    """SGLang's configuration for one rank, tensors that are only shapes, and no NVIDIA driver."""
+    """Tensors that are only shapes, and no NVIDIA driver."""
+    with ExitStack() as stack:
+        stack.enter_context(one_rank(PUBLIC))
+        stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
+        stack.enter_context(mock.patch.object(LayerCaches, "of", _caches_of))
+        stack.enter_context(mock.patch.object(torch.cuda, "current_stream"))
+        stack.enter_context(mock.patch.object(Tensor, "record_stream"))
+        yield
+
+
+@contextmanager
+def one_rank(sizes: Sizes) -> Iterator[None]:
+    """SGLang's configuration for one rank."""
     group = SimpleNamespace(world_size=1, rank_in_group=0, ranks=[0], device_group=None)
     flags = {
         "speculative_algorithm": "DFLASH",
         "speculative_num_draft_tokens": BLOCK,
         "speculative_draft_model_path": "none",
-        "max_running_requests": MAX_REQUESTS,
+        "max_running_requests": sizes.max_requests,
+        "page_size": 1,
     }
-    with ExitStack() as stack:
-        stack.enter_context(get_context().override_server_args(**flags))
-        stack.enter_context(get_parallel().override(tp_group=group, tp_rank=0, attn_tp_rank=0))
-        stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
-        # SGLang keeps rotary tables for all models of a process: no fake one may stay.
-        stack.enter_context(mock.patch.dict(factory._ROPE_DICT, clear=True))
-        stack.enter_context(mock.patch.object(LayerCaches, "of", _caches_of))
-        stack.enter_context(mock.patch.object(torch.cuda, "current_stream"))
-        stack.enter_context(mock.patch.object(Tensor, "record_stream"))
+    with (
+        get_context().override_server_args(**flags),
+        get_parallel().override(tp_group=group, tp_rank=0, attn_tp_rank=0),
+        # SGLang keeps rotary tables for all models of a process: none of these may stay.
+        mock.patch.dict(factory._ROPE_DICT, clear=True),
+    ):
         yield
 
 
@@ -87,49 +94,56 @@ def _caches_of(keys: Any, values: Any, scales: Tensor | None = None) -> LayerCac
 class FakeServer:
     """Runners of a verifier and a drafter whose forwards only have shapes."""
 
-    def __init__(self) -> None:
+    def __init__(self, sizes: Sizes = PUBLIC) -> None:
+        self.sizes = sizes
         self.guard = CaptureGuard()  # of the step that runs
-        self.req_to_token = new(MAX_REQUESTS + 1, CONTEXT, dtype=torch.int32)
-        self.lengths = new(MAX_REQUESTS + 1)  # the scheduler's, of every request
+        rows = sizes.max_requests + 1
+        self.req_to_token = self.zeros(rows, CONTEXT, dtype=torch.int32)
+        self.lengths = self.zeros(rows)  # the scheduler's, of every request
         self.drafter = self._drafter()
         attention = self.drafter.layers[0].self_attn
         self.pool = MHATokenToKVPool(
-            size=SLOTS,
+            size=sizes.slots,
             page_size=1,
-            dtype=BF16,
+            dtype=sizes.dtype,
             head_num=attention.num_kv_heads,
             head_dim=attention.head_dim,
             layer_num=LAYERS,
-            device="cuda",
+            device=sizes.device,
             enable_memory_saver=False,
             enable_alt_stream=False,
         )
         self.draft_runner = self._runner(model=self.drafter, forward=self._draft_forward)
         self.verifier_runner = self._runner(
-            model=_Verifier(),
+            model=_Verifier(sizes),
             sampler=None,
         )
         self.target_worker = SimpleNamespace(
             model_runner=self.verifier_runner,
-            device="cuda",
+            device=sizes.device,
             forward_batch_generation=self._verify_forward,
         )
 
+    def zeros(self, *shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
+        """A tensor on the server's device."""
+        return torch.zeros(shape, dtype=dtype, device=self.sizes.device)
+
     def _drafter(self) -> DFlashDraftModel:
+        sizes = self.sizes
         config = Qwen3Config(
-            vocab_size=VOCABULARY,
-            hidden_size=HIDDEN,
-            intermediate_size=4 * HIDDEN,
+            vocab_size=sizes.vocabulary,
+            hidden_size=sizes.hidden,
+            intermediate_size=4 * sizes.hidden,
             num_hidden_layers=LAYERS,
-            num_attention_heads=16,
-            num_key_value_heads=8,
-            head_dim=128,
+            num_attention_heads=2 * sizes.kv_heads,
+            num_key_value_heads=sizes.kv_heads,
+            head_dim=sizes.head_dim,
             block_size=BLOCK,
             num_target_layers=40,
             dflash_config={"target_layer_ids": list(TAPS), "mask_token_id": 3},
         )
-        torch.set_default_dtype(BF16)
-        with torch.device("cuda"):
+        torch.set_default_dtype(sizes.dtype)
+        with torch.device(sizes.device):
             model = DFlashDraftModel(config).eval()
         torch.set_default_dtype(torch.float32)
         model.hidden_norm.forward = _rms_norm
@@ -141,30 +155,35 @@ class FakeServer:
             token_to_kv_pool_allocator=None,
             token_to_kv_pool=self.pool,
             page_size=1,
-            device="cuda",
+            device=self.sizes.device,
         )
-        planner = Planner(lambda: self.guard, translator)
+        planner = self._planner(translator)
         return Anything(
-            device="cuda",
+            device=self.sizes.device,
             is_draft_worker=False,
             kv_index_translator=translator,
             attn_backend=planner,
             _get_attention_backend=lambda: planner,
             token_to_kv_pool=self.pool,
-            kv_cache_dtype=BF16,
+            kv_cache_dtype=self.sizes.dtype,
             req_to_token_pool=SimpleNamespace(req_to_token=self.req_to_token),
-            model_config=Anything(vocab_size=VOCABULARY, hf_config=self.drafter.config),
+            model_config=Anything(vocab_size=self.sizes.vocabulary, hf_config=self.drafter.config),
             ngram_embedding_manager=SimpleNamespace(enabled=False),
             capture_tail_hooks=[],
             **own,
         )
+
+    def _planner(self, translator: KVIndexTranslator) -> Any:
+        """A model's attention backend."""
+        return Planner(lambda: self.guard, translator)
 
     def _draft_forward(self, forward_batch: Any) -> Any:
         """As a graph is replayed: what was folded into it runs, and counts, inside."""
         self.draft_runner.attn_backend.init_forward_metadata(forward_batch)
         tokens = forward_batch.input_ids.shape[0]
         output = LogitsProcessorOutput(
-            next_token_logits=None, hidden_states=new(tokens, HIDDEN, dtype=BF16)
+            next_token_logits=None,
+            hidden_states=new(tokens, self.sizes.hidden, dtype=self.sizes.dtype),
         )
         with self.guard.section(GRAPH):
             for hook in self.draft_runner.capture_tail_hooks:
@@ -178,8 +197,8 @@ class FakeServer:
             self.verifier_runner.attn_backend.init_forward_metadata(forward_batch)
         tokens = forward_batch.input_ids.shape[0]
         output = LogitsProcessorOutput(
-            next_token_logits=new(tokens, VOCABULARY, dtype=torch.float32),
-            hidden_states=new(tokens, len(TAPS) * HIDDEN, dtype=BF16),
+            next_token_logits=new(tokens, self.sizes.vocabulary, dtype=torch.float32),
+            hidden_states=new(tokens, len(TAPS) * self.sizes.hidden, dtype=self.sizes.dtype),
         )
         return GenerationBatchResult(logits_output=output, can_run_cuda_graph=True)
 
@@ -208,16 +227,17 @@ class FakeServer:
 class _Verifier(nn.Module):
     """What a worker borrows from the verifier: its embedding and its head."""
 
-    def __init__(self) -> None:
+    def __init__(self, sizes: Sizes) -> None:
         super().__init__()
-        self.embedding = nn.Embedding(VOCABULARY, HIDDEN, device="cuda", dtype=BF16)
-        self.lm_head = nn.Linear(HIDDEN, VOCABULARY, bias=False, device="cuda", dtype=BF16)
+        where: Any = {"device": sizes.device, "dtype": sizes.dtype}
+        self.embedding = nn.Embedding(sizes.vocabulary, sizes.hidden, **where)
+        self.lm_head = nn.Linear(sizes.hidden, sizes.vocabulary, bias=False, **where)
         head: Any = self.lm_head
         head.quant_method = SimpleNamespace(
             apply=lambda head, x, bias: nn.functional.linear(x, head.weight, bias)
         )
         head.shard_indices = SimpleNamespace(
-            num_org_elements=VOCABULARY, org_vocab_start_index=0, num_added_elements=0
+            num_org_elements=sizes.vocabulary, org_vocab_start_index=0, num_added_elements=0
         )
 
     def get_input_embeddings(self) -> nn.Module:

@@ -16,7 +16,7 @@ from sglang.srt.mem_cache import kv_index_translator
 from torch import Tensor
 
 from bench.harness.fake_gpu.capture_guard import PLAN, CaptureGuard
-from bench.harness.fake_gpu.traffic import MAX_REQUESTS, new
+from bench.harness.fake_gpu.traffic import PUBLIC, new
 
 
 class Planner:
@@ -42,9 +42,9 @@ class Planner:
             data_type=torch.bfloat16,
             q_data_type=torch.bfloat16,
             attn_backend=SimpleNamespace(kv_index_translator=translator),
-            kv_last_page_len=_integers(MAX_REQUESTS),
-            kv_indptr=[_integers(MAX_REQUESTS + 1)],
-            qo_indptr=[_integers(MAX_REQUESTS + 1)],
+            kv_last_page_len=_integers(PUBLIC.max_requests),
+            kv_indptr=[_integers(PUBLIC.max_requests + 1)],
+            qo_indptr=[_integers(PUBLIC.max_requests + 1)],
             prefill_wrapper_ragged=None,
         )
         self._updater = updater

@@ -21,7 +21,7 @@ from sglang.srt.speculative.spec_tp_sync import SpecTpSync
 
 from bench.harness.fake_gpu.capture_guard import CaptureGuard, Kernel
 from bench.harness.fake_gpu.fakes import FakeServer
-from bench.harness.fake_gpu.traffic import BLOCK, CONTEXT, MAX_REQUESTS, Traffic, make_batch, new
+from bench.harness.fake_gpu.traffic import BLOCK, CONTEXT, Traffic, make_batch, new
 
 
 @contextmanager
@@ -52,7 +52,7 @@ class SGLangStep:
 
     def __init__(self, server: FakeServer) -> None:
         self._server = server
-        self._worker = _worker(server)
+        self._worker = make_worker(server)
 
     def run(self, traffic: Traffic) -> CaptureGuard:
         """One steady step; only counted, as it is not ours to refuse."""
@@ -66,16 +66,16 @@ class SGLangStep:
         return guard
 
 
-def _worker(server: FakeServer) -> module.DFlashWorkerV2:
+def make_worker(server: FakeServer) -> module.DFlashWorkerV2:
     """The worker as its constructor leaves it on CUDA, graphs captured, buffers allocated."""
     worker = module.DFlashWorkerV2.__new__(module.DFlashWorkerV2)
-    lm_head = server.verifier_runner.model.lm_head
+    lm_head, device = server.verifier_runner.model.lm_head, torch.device(server.sizes.device)
     sampler = module._DflashDraftSampler(
         weight=lm_head.weight,
         block_size=BLOCK,
         num_org=lm_head.shard_indices.num_org_elements,
         org_vocab_start=0,
-        max_bs=MAX_REQUESTS,
+        max_bs=server.sizes.max_requests,
     )
     server.draft_runner.capture_tail_hooks[:] = [make_draft_sampler_capture_hook(sampler)]
     attention = server.drafter.layers[0].self_attn
@@ -85,7 +85,7 @@ def _worker(server: FakeServer) -> module.DFlashWorkerV2:
         "draft_model_runner": server.draft_runner,
         "draft_model": server.drafter,
         "draft_parallel_layout": SimpleNamespace(tp_group=None),
-        "device": "cuda",
+        "device": server.sizes.device,
         "block_size": BLOCK,
         "selector": None,
         "lilicorr": None,
@@ -106,21 +106,19 @@ def _worker(server: FakeServer) -> module.DFlashWorkerV2:
         "_accept_bonus_buffer_slot": 0,
         "_warned_sampling_fallback": False,
         "_tp_sync": SpecTpSync(SimpleNamespace(world_size=1)),
-        "_draft_block_spec_info": make_draft_block_spec_info(
-            draft_token_num=BLOCK, device=torch.device("cuda")
-        ),
+        "_draft_block_spec_info": make_draft_block_spec_info(draft_token_num=BLOCK, device=device),
         "_fused_kv_helper": fused_kv_materialize.FusedKVMaterializeHelper(
             layers=server.drafter.layers,
             rotary_emb=attention.rotary_emb,
             num_kv_heads=attention.num_kv_heads,
             head_dim=attention.head_dim,
-            device=torch.device("cuda:0"),
+            device=device,
             max_position_hint=CONTEXT,
         ),
     }
     for name, value in values.items():
         setattr(worker, name, value)
     with CaptureGuard():  # what the first steps allocate; on the host it is real
-        worker._ensure_draft_block_buffers(MAX_REQUESTS)
-        worker._ensure_accept_bonus_buffers(MAX_REQUESTS)
+        worker._ensure_draft_block_buffers(server.sizes.max_requests)
+        worker._ensure_accept_bonus_buffers(server.sizes.max_requests)
     return worker

@@ -1,4 +1,4 @@
-"""The requests of a decode step, on the fake GPU of `bench/harness/fake_gpu/fakes.py`."""
+"""The sizes of a fake server (`bench/harness/fake_gpu/fakes.py`) and the requests of a step."""
 
 from __future__ import annotations
 
@@ -14,11 +14,33 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 BLOCK = 16
-VOCABULARY = 248_320
-HIDDEN = 2048
-MAX_REQUESTS = 64
 CONTEXT = 4096
 PREFIX = 100  # tokens of every request so far
+
+
+class Sizes(NamedTuple):
+    """Where the tensors of a server are, and how large those are that its models make."""
+
+    device: str
+    dtype: torch.dtype  # of weights, hidden states and the drafter's KV
+    vocabulary: int
+    hidden: int  # of verifier and drafter
+    kv_heads: int  # of the drafter; it has twice as many heads
+    head_dim: int
+    max_requests: int
+    slots: int  # of the KV pool
+
+
+PUBLIC = Sizes(  # of a public pair
+    device="cuda",
+    dtype=torch.bfloat16,
+    vocabulary=248_320,
+    hidden=2048,
+    kv_heads=8,
+    head_dim=128,
+    max_requests=64,
+    slots=1 << 16,
+)
 
 
 class Traffic(NamedTuple):
@@ -38,7 +60,7 @@ class Anything(SimpleNamespace):
 
 def new(*shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
     """A tensor on the fake GPU."""
-    return torch.empty(shape, dtype=dtype, device="cuda")
+    return torch.empty(shape, dtype=dtype, device=PUBLIC.device)
 
 
 def make_batch(traffic: Traffic, spec_info: Any) -> Any:
@@ -90,5 +112,5 @@ def _sampling_info(traffic: Traffic) -> SamplingBatchInfo:
         need_top_p_sampling=False,
         need_top_k_sampling=not traffic.sampled,
         need_min_p_sampling=False,
-        vocab_size=VOCABULARY,
+        vocab_size=PUBLIC.vocabulary,
     )
