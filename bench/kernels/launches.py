@@ -19,6 +19,8 @@ from dflash_kernels.context_kv import kernel as context_kv
 from dflash_kernels.draft_tail import kernel as draft_tail
 from dflash_kernels.prepare_block import kernel as prepare_block
 from dflash_kernels.types import Filters, LayerCaches, Proposal
+from dflash_kernels.verify_bound import CLASSES
+from dflash_kernels.verify_bound import kernel as verify_bound
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from triton.runtime.jit import JITFunction
@@ -82,6 +84,12 @@ def run_draft_tail(bs: int, dtype: torch.dtype, top: int, columns: int = VOCABUL
     draft_tail.draft_tail(logits, num_ids=columns, top=top)
 
 
+def run_verify_bound(bs: int) -> None:
+    """The bound of one request's verify, whatever the batch."""
+    values, lse = new(WIDTH - 1, 1, dtype=FP32)[:, 0], new(WIDTH - 1, dtype=FP32)
+    verify_bound.verify_bound(values, lse, new(CLASSES, dtype=FP32), new(WIDTH, dtype=FP32))
+
+
 def run_verify_argmax(bs: int, dtype: torch.dtype) -> None:
     """The verifier's greedy tokens: the same kernel, at all verified positions."""
     draft_tail.draft_tail(new(bs * WIDTH, VOCABULARY, dtype=dtype), num_ids=VOCABULARY)
@@ -140,6 +148,7 @@ VARIANTS = (
     Variant("draft_tail(bf16)", lambda bs: run_draft_tail(bs, BF16, 1), streams=True),
     Variant("draft_tail(fp32)", lambda bs: run_draft_tail(bs, FP32, 1), streams=True),
     Variant("draft_tail(bf16, top=32)", lambda bs: run_draft_tail(bs, BF16, 32), streams=True),
+    Variant("verify_bound", run_verify_bound),
     Variant("accept_sampled(bf16)", lambda bs: run_accept_sampled(bs, BF16), streams=True),
     Variant("accept_sampled(fp32)", lambda bs: run_accept_sampled(bs, FP32), streams=True),
     Variant("accept_filtered(bf16)", lambda bs: run_accept_filtered(bs, BF16), streams=True),

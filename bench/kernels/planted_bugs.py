@@ -107,6 +107,32 @@ MUTANTS = (
         "draft_tail", "a chosen id stays", "key = tl.where(key == best, NO_KEY, key)", "key = key"
     ),
     Mutant(
+        "verify_bound", "logits without their normaliser", "tl.exp(value - lse)", "tl.exp(value)"
+    ),
+    Mutant(
+        "verify_bound",
+        "drafts do not depend on those before",
+        "tl.cumprod(accepted, 0)",
+        "accepted",
+    ),
+    Mutant(
+        "verify_bound", "prices of one draft less", "prices_ptr + 1 + lane", "prices_ptr + lane"
+    ),
+    Mutant(
+        "verify_bound",
+        "the first of equals",
+        "count = tl.max(tl.where(drafted & (worth == best), lane + 1, 0), 0)",
+        "count = LANES - tl.max(tl.where(drafted & (worth == best), LANES - lane - 1, 0), 0)",
+    ),
+    Mutant("verify_bound", "verifying nothing is never best", "-tl.load(prices_ptr))", "-1e9)"),
+    Mutant("verify_bound", "values lie side by side", "lane * value_stride", "lane"),
+    Mutant(
+        "verify_bound",
+        "drafts instead of tokens",
+        "tl.store(out_ptr, count + 1)",
+        "tl.store(out_ptr, count)",
+    ),
+    Mutant(
         "context_kv",
         "norm without its weight",
         "first *= scale * tl.load(weights + dim, mask=dim < HALF, other=0.0)",

@@ -26,6 +26,7 @@ OPS = {
     "prepare_block",
     "accept_match",
     "draft_tail",
+    "verify_bound",
     "accept_sampled",
     "accept_filtered",
     "context_kv",

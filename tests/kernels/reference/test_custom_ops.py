@@ -19,6 +19,7 @@ from dflash_kernels.context_kv import context_kv
 from dflash_kernels.draft_tail import draft_tail
 from dflash_kernels.prepare_block import prepare_block
 from dflash_kernels.types import Filters, LayerCaches, Proposal
+from dflash_kernels.verify_bound import CLASSES, verify_bound
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -96,6 +97,17 @@ def run_token_wise(device: str, bs: int) -> Any:
     return run_block_verify(device, bs, token_wise)
 
 
+class Bound(NamedTuple):
+    out: Tensor
+
+
+def run_verify_bound(device: str, bs: int) -> Bound:
+    values, lse, acceptance, prices = (
+        torch.zeros(size, device=device) for size in (bs, bs, CLASSES, bs + 1)
+    )
+    return Bound(verify_bound(values, lse, acceptance, prices))
+
+
 def run_context_kv(device: str, bs: int) -> Any:
     buffers = [floats(device, 8, 2, 64) for _ in range(6)]
     # Built by hand: fake tensors have no addresses.
@@ -126,6 +138,7 @@ CASES = [
     Case(run_accept_filtered, "dflash.accept_filtered.default"),
     Case(run_block_verify, "dflash.block_verify.default"),
     Case(run_token_wise, "dflash.block_verify.default"),
+    Case(run_verify_bound, "dflash.verify_bound.default"),
     Case(run_context_kv, "dflash.context_kv.default"),  # last: it returns nothing
 ]
 
