@@ -58,4 +58,5 @@ def verify_bound(values: Tensor, lse: Tensor, acceptance: Tensor, prices: Tensor
         return reference.verify_bound(values, lse, acceptance, prices)
     from dflash_kernels.verify_bound import kernel
 
-    return kernel.verify_bound_op(values, lse, acceptance, prices)
+    got: Tensor = kernel.verify_bound_op(values, lse, acceptance, prices)
+    return got

@@ -7,7 +7,7 @@ import pytest
 import torch
 from dflash_kernels.case import OPS
 
-WITH_EXAMPLES = {"prepare_block", "accept_match", "draft_tail"}
+WITH_EXAMPLES = {"prepare_block", "accept_match", "draft_tail", "verify_bound"}
 
 
 @pytest.mark.parametrize("op", OPS)
