@@ -1,6 +1,7 @@
 """Serves one pair in several modes and measures each of them with the same prompts."""
 
 import itertools
+import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -9,9 +10,11 @@ from typing import NamedTuple
 
 import psutil
 
-from dflash_sglang import cpu, zoo
-from dflash_sglang.config import READY
+from dflash_sglang import zoo
+from dflash_sglang.config import READY, SETTINGS_FLAG
+from dflash_sglang.cpu.server_args import SPARE_STATES, STATES_PER_REQUEST
 from launch import load
+from launch.devices import CPU, Device
 from launch.progress import Progress
 from launch.report import PLAIN, Pass
 from launch.serving import Server
@@ -22,6 +25,8 @@ MAX_NEW_TOKENS = 192  # the longest held-out answer has fewer
 # At most what a prompt, an answer and the reserve of two blocks take.
 TOKENS_PER_REQUEST = 512
 OURS = "dflash"  # the mode served by the worker of this package
+FIXED = "fixed"  # the same with every block verified whole, so that tau is the drafter's alone
+FIXED_WIDTH = Path(__file__).parent / "presets" / "fixed-width.json"
 
 
 class Comparison(NamedTuple):
@@ -40,6 +45,7 @@ class Options(NamedTuple):
     rounds: int  # measured passes
     with_builtin: bool  # also SGLang's own DFLASH worker
     serve: bool  # let the DFLASH server outlive this process
+    device: Device = CPU
 
 
 class Mode(NamedTuple):
@@ -48,6 +54,7 @@ class Mode(NamedTuple):
     name: str
     drafter: Path | None
     env: Mapping[str, str] = {}
+    args: tuple[str, ...] = ()
 
 
 class ComparisonError(RuntimeError):
@@ -61,12 +68,24 @@ def choose_prompts(model: str, count: int | None = None) -> list[zoo.Prompt]:
 
 
 def choose_modes(options: Options) -> list[Mode]:
-    """Plain first: its first pass is the reference for all answers."""
+    """Plain first: its first pass is the reference for all answers; our worker last.
+
+    On a GPU also our worker with a fixed width: answers need not be equal there, so its tau is what
+    is compared with what the drafter reaches in float32.
+    """
     drafter = zoo.path(options.model).drafter
-    modes = [Mode(PLAIN, None), Mode(OURS, drafter)]
+    modes = [Mode(PLAIN, None)]
     if options.with_builtin:
-        modes.insert(1, Mode("builtin", drafter, {"DFLASH_SGLANG_WORKER": "builtin"}))
-    return modes
+        modes.append(Mode("builtin", drafter, {"DFLASH_SGLANG_WORKER": "builtin"}))
+    if options.device is not CPU:
+        modes.append(Mode(FIXED, drafter, args=(SETTINGS_FLAG, str(FIXED_WIDTH))))
+    return [*modes, Mode(OURS, drafter)]
+
+
+def recurrent(verifier: Path) -> bool:
+    """Whether an embedded verifier has recurrent layers."""
+    config = json.loads((verifier / "config.json").read_text())
+    return "linear_attention" in config.get("layer_types", ())
 
 
 def make_server(mode: Mode, options: Options) -> Server:
@@ -77,14 +96,23 @@ def make_server(mode: Mode, options: Options) -> Server:
     # 1: none. Unset, SGLang holds a new prefill back until several slots are free, with DFLASH
     # alone and only near the limit above, which is where this load runs.
     args += ["--min-free-slots-delay", "1"]
-    if cpu.activate() is not None:
+    verifier = zoo.path(options.model).verifier
+    if options.device is CPU:
         # Nothing runs beside the scheduler on a CPU: overlap would only add a step to every answer.
         args.append("--disable-overlap-schedule")
+    elif recurrent(verifier):
+        # As on the CPU platform; unset, SGLang takes a share of the GPU's memory for the states.
+        args += ["--max-mamba-cache-size", str(STATES_PER_REQUEST * most + SPARE_STATES)]
     if mode.drafter is not None:
         args += ["--speculative-dflash-block-size", str(options.block_size)]
-    verifier = zoo.path(options.model).verifier
-    detached = options.serve and mode.name == OURS
-    return Server(verifier, mode.drafter, args=args, env=mode.env, detached=detached)
+    return Server(
+        verifier,
+        mode.drafter,
+        args=[*args, *mode.args],
+        env=mode.env,
+        detached=options.serve and mode.name == OURS,
+        device=options.device,
+    )
 
 
 def start(server: Server, name: str) -> None:
@@ -94,7 +122,7 @@ def start(server: Server, name: str) -> None:
         server.wait_ready(
             on_wait=lambda seconds: progress.show(f"starting the {name} server: {seconds:.0f} s")
         )
-    if name == OURS and READY not in server.log_path.read_text(errors="replace"):
+    if name in (OURS, FIXED) and READY not in server.log_path.read_text(errors="replace"):
         raise ComparisonError(
             "SGLang's own worker serves instead of ours; `python -m dflash_sglang.check` says why; "
             f"log: {server.log_path}"
@@ -104,21 +132,20 @@ def start(server: Server, name: str) -> None:
 def compare(options: Options, prompts: Sequence[str], stack: ExitStack) -> Comparison:
     """Measures all modes; `stack` stops the servers when it is closed.
 
-    With memory for all of them the servers stay up together and take turns, round by round, so
-    that a busy minute of the machine hits every mode; waiting servers sleep. Otherwise one server
-    is up at a time.
+    With memory for all of them the servers on a CPU stay up together and take turns, round by
+    round, so that a busy minute of the machine hits every mode; waiting servers sleep. Otherwise,
+    and on a GPU, of which each takes what it finds free, one server is up at a time.
 
     Raises:
         ComparisonError: a server runs, but not in its mode.
         ServerError: a server did not start or died.
     """
     modes = choose_modes(options)
-    together = psutil.virtual_memory().available / 1e9 >= SERVER_GB * len(modes)
-    order = "all up, taking turns" if together else "one after another, because memory is short"
+    groups, order = group(modes, options.device)
     say(f"{len(modes)} servers ({', '.join(mode.name for mode in modes)}), {order}")
     passes: list[Pass] = []
-    for group in [modes] if together else [[mode] for mode in modes]:
-        servers = {mode.name: make_server(mode, options) for mode in group}
+    for together in groups:
+        servers = {mode.name: make_server(mode, options) for mode in together}
         for name, server in servers.items():
             stack.push(server)
             start(server, name)
@@ -129,6 +156,15 @@ def compare(options: Options, prompts: Sequence[str], stack: ExitStack) -> Compa
                 server.discard_log()
     # The mode of our worker is the last one of the last group.
     return Comparison(passes, server)
+
+
+def group(modes: list[Mode], device: Device) -> tuple[list[list[Mode]], str]:
+    """Which servers are up together, and that in words."""
+    if device is not CPU:
+        return [[mode] for mode in modes], "one after another on the GPU"
+    if psutil.virtual_memory().available / 1e9 >= SERVER_GB * len(modes):
+        return [modes], "all up, taking turns"
+    return [[mode] for mode in modes], "one after another, because memory is short"
 
 
 def measure(

@@ -14,7 +14,7 @@ from types import FrameType
 from typing import NamedTuple, NoReturn
 
 from dflash_sglang import zoo
-from launch import load, report
+from launch import devices, load, on_gpu, report
 from launch.client import RequestError
 from launch.comparison import (
     MAX_NEW_TOKENS,
@@ -26,6 +26,7 @@ from launch.comparison import (
     compare,
     say,
 )
+from launch.devices import CPU, DeviceError
 from launch.load import Load
 from launch.report import PLAIN, Pass
 from launch.serving import Server, ServerError
@@ -44,8 +45,10 @@ def parse(argv: Sequence[str] | None = None) -> Command:
     parser = argparse.ArgumentParser(
         prog="launch/demo",
         description="Serve an embedded pair on stock SGLang, plainly and with DFLASH, send "
-        "both the same held-out prompts and compare speed and answers.",
-        epilog="Exit status: 0 all answers identical, 1 an answer differs, 2 it could not be run.",
+        "both the same held-out prompts and compare speed and answers. Accelerators are hidden, "
+        "unless --gpu is given.",
+        epilog="Exit status: 0 all answers identical, 1 an answer differs, 2 it could not be run. "
+        "With --gpu answers may differ: 1 says that tau is far below what the drafter reaches.",
     )
     add = parser.add_argument
     add("--model", default="moe", choices=zoo.names(), help="embedded pair (default: moe)")
@@ -61,6 +64,12 @@ def parse(argv: Sequence[str] | None = None) -> Command:
     add("--prompts", type=int, default=32, metavar="N", help="how many (default: 32)")
     add("--rounds", type=int, default=3, metavar="N", help="measured passes (default: 3)")
     add("--with-builtin", action="store_true", help="also measure SGLang's own DFLASH worker")
+    add(
+        "--gpu",
+        action="store_true",
+        help="serve on this machine's GPU in bfloat16, one server after the other; compares tau "
+        "and reports equal answers without requiring them",
+    )
     add("--json", type=Path, metavar="FILE", help="write the result there")
     add("--serve", action="store_true", help="leave the DFLASH server running at the end")
     given = parser.parse_args(argv)
@@ -72,6 +81,7 @@ def parse(argv: Sequence[str] | None = None) -> Command:
         rounds=given.rounds,
         with_builtin=given.with_builtin,
         serve=given.serve,
+        device=devices.GPU if given.gpu else CPU,
     )
     command = Command(options, given.prompts, given.json)
     if (reason := refusal(command, trained)) is not None:
@@ -154,11 +164,19 @@ def run(command: Command) -> int:
         rows = report.summarize(passes, reference, {**block_sizes, PLAIN: 1})
         print_result(report.table(rows, passes), passes, families)
         if command.json is not None:
-            arguments = {**options._asdict(), "prompts": command.prompts}
+            arguments = {
+                **options._asdict(),
+                "prompts": command.prompts,
+                "device": options.device.name,
+            }
             result = report.as_json(rows, passes, families, arguments)
             command.json.write_text(json.dumps(result, indent=1) + "\n")
-        if not all(row.identical for row in rows):
+        good = all(row.identical for row in rows)
+        if not good:
             report_differences(passes, reference, prompts)
+        if options.device is not CPU:
+            good = on_gpu.judge(passes, options, families)
+        if not good:
             return 1
         if options.serve:
             stack.pop_all()
@@ -184,6 +202,11 @@ def _interrupt(signum: int, frame: FrameType | None) -> NoReturn:
 def main() -> int:
     """Entry point of `launch/demo`."""
     command = parse()
+    try:
+        devices.choose(gpu=command.options.device is not CPU)
+    except DeviceError as error:
+        say(f"launch/demo: {error}")
+        return 2
     # As Ctrl-C: an exception, so that the servers are stopped on the way out.
     signal.signal(signal.SIGTERM, _interrupt)
     signal.signal(signal.SIGHUP, _interrupt)

@@ -24,7 +24,9 @@ from typing import Self
 
 import psutil
 
+from launch import devices
 from launch.client import Answer, Client, RequestError
+from launch.devices import Device
 
 __all__ = ["Answer", "Client", "RequestError", "Server", "ServerError", "free_port"]
 
@@ -33,19 +35,6 @@ START_TIMEOUT_S = 300.0
 STOP_TIMEOUT_S = 20.0
 _PORTS = range(20000, 32768)
 _CANNOT_BIND = "error while attempting to bind on address"  # uvicorn
-
-# What a tiny model needs on a laptop; a flag given again in `args` overrides it.
-# float32: token identity is only defined without bf16 near-ties.
-# sleep-on-idle: an idle SGLang scheduler otherwise spins on a whole core.
-LAPTOP_ARGS = (
-    *("--dtype", "float32"),
-    *("--max-total-tokens", "8192"),
-    # Only a bound here, the tokens above are what is allocated. A low one fails at start when
-    # another program takes memory meanwhile: SGLang books that on the weights.
-    *("--mem-fraction-static", "0.8"),
-    *("--max-running-requests", "32"),
-    "--sleep-on-idle",
-)
 
 
 class ServerError(RuntimeError):
@@ -58,12 +47,13 @@ class Server(Client):
     Args:
         model: folder of the verifier.
         drafter: folder of the drafter; given, the server runs `--speculative-algorithm DFLASH`.
-        args: further flags of `sglang.launch_server`, after `LAPTOP_ARGS`.
-        env: variables on top of this process's environment.
+        args: further flags of `sglang.launch_server`, after those of the device.
+        env: variables on top of this process's environment and the device's.
         port: a free one is chosen when None.
         log_dir: folder for `server.log`, kept; when None a temporary one, removed after a clean
             stop and kept after a failure.
         detached: let the server outlive this process (`demo --serve`).
+        device: where it runs; by default on the CPU, accelerators hidden.
     """
 
     def __init__(
@@ -76,6 +66,7 @@ class Server(Client):
         port: int | None = None,
         log_dir: Path | None = None,
         detached: bool = False,
+        device: Device = devices.CPU,
     ) -> None:
         self.port = free_port() if port is None else port
         super().__init__(f"http://{HOST}:{self.port}")
@@ -88,12 +79,12 @@ class Server(Client):
         self.command = (
             *(sys.executable, "-m", "sglang.launch_server"),
             *("--model-path", str(model), "--host", HOST, "--port", str(self.port)),
-            *LAPTOP_ARGS,
+            *device.args,
             *speculative,
             *args,
         )
         # Models are local folders: never wait for a model hub.
-        self.env = {**os.environ, "HF_HUB_OFFLINE": "1", **(env or {})}
+        self.env = {**os.environ, "HF_HUB_OFFLINE": "1", **device.env, **(env or {})}
         self.detached = detached
         self._keeps_log = log_dir is not None
         self.log_dir = log_dir

@@ -1,13 +1,19 @@
-"""How the suite is dealt to two processes, and how many servers it starts."""
+"""No accelerator for any test; how the suite is dealt to two processes; how many servers start."""
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from launch import devices
+
+# Before anything asks torch: on a machine with a GPU the tests run as on one without.
+devices.hide(os.environ)
 
 TESTS = Path(__file__).parent
 # With `-n 2` a group runs in one process, one test after another, so that it starts its servers

@@ -22,7 +22,7 @@ from bench.harness import checkpoints
 from bench.harness.servers import settings
 from bench.progress import progress
 from bench.serve import latency, switch
-from dflash_sglang import cpu, zoo
+from dflash_sglang import zoo
 from launch import load
 from launch.comparison import choose_prompts
 from launch.serving import Server
@@ -100,9 +100,8 @@ def make_server(mode: Mode, folder: Path, max_running: int) -> Server:
     """The same limits for all, so that only the worker differs."""
     args = ["--max-running-requests", str(max_running), "--max-total-tokens", "16384"]
     args += ["--min-free-slots-delay", "1"]
-    if cpu.activate() is not None:
-        # Nothing runs beside the scheduler on a CPU: overlap would only add a step to every answer.
-        args.append("--disable-overlap-schedule")
+    # Nothing runs beside the scheduler on a CPU: overlap would only add a step to every answer.
+    args.append("--disable-overlap-schedule")
     drafter, env = None, {}
     if mode.mode != "plain":
         drafter = zoo.path("moe").drafter

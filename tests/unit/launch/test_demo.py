@@ -7,14 +7,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from dflash_sglang import zoo
-from launch import comparison, demo
+from dflash_sglang.config import read_settings
+from launch import comparison, demo, on_gpu
 from launch.client import Answer
 from launch.comparison import Comparison, ComparisonError, Options
+from launch.devices import GPU
 from launch.load import Load
 from launch.report import PLAIN, Pass
 from launch.serving import Server
+from tests.support.fake_gpu import fake_gpu
 from tests.unit.launch.stub_server import Canned, serve
 
 
@@ -165,6 +169,97 @@ def test_modes_differ_in_the_worker_alone() -> None:
     assert comparison.make_server(
         comparison.choose_modes(options)[2], options._replace(serve=True)
     ).detached
+
+
+def test_on_a_gpu_servers_are_bfloat16_and_one_after_another() -> None:
+    options = OPTIONS._replace(device=GPU, with_builtin=True, concurrency=(8,))
+    modes = comparison.choose_modes(options)
+    assert [mode.name for mode in modes] == ["plain", "builtin", "fixed", "dflash"]
+    for mode in modes:
+        server = comparison.make_server(mode, options)
+        text = " ".join(server.command)
+        assert "--dtype bfloat16" in text
+        assert "float32" not in text
+        assert "--disable-overlap-schedule" not in text
+        assert "--max-mamba-cache-size" not in text
+    assert comparison.group(modes, GPU)[0] == [[mode] for mode in modes]
+    assert str(comparison.FIXED_WIDTH) in comparison.make_server(modes[2], options).command
+    assert read_settings(str(comparison.FIXED_WIDTH)).width == "fixed"
+
+
+def test_on_a_gpu_the_states_of_the_hybrid_pair_do_not_take_its_memory() -> None:
+    options = OPTIONS._replace(model="hybrid", device=GPU, concurrency=(8,))
+    for mode in comparison.choose_modes(options):
+        text = " ".join(comparison.make_server(mode, options).command)
+        assert "--max-mamba-cache-size 48" in text
+
+
+@pytest.mark.parametrize("arguments", [[], ["--gpu"]])
+def test_a_gpu_serves_only_if_it_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch, arguments: list[str]
+) -> None:
+    fake_gpu(monkeypatch)
+    seen: list[dict[str, str]] = []
+
+    def run(command: demo.Command) -> int:
+        for mode in comparison.choose_modes(command.options):
+            seen.append(comparison.make_server(mode, command.options).env)
+        return 0
+
+    monkeypatch.setattr(demo, "run", run)
+    monkeypatch.setattr("sys.argv", ["launch/demo", *arguments])
+    assert demo.main() == 0
+    assert {env.get("CUDA_VISIBLE_DEVICES") for env in seen} == {None if arguments else ""}
+
+
+def test_gpu_without_a_gpu_is_refused_before_a_server_starts(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(demo, "run", lambda _: pytest.fail("it ran"))
+    monkeypatch.setattr("sys.argv", ["launch/demo", "--gpu"])
+    assert demo.main() == 2
+    assert "--gpu: torch finds no accelerator" in capsys.readouterr().err
+
+
+def gpu_passes(tau: float, ids: tuple[int, ...] = (1, 2)) -> tuple[list[Pass], list[str]]:
+    """Plain decoding and a fixed width that reaches a share `tau` of each family's float32 tau."""
+    expected = on_gpu.expected_tau("moe", 16)
+    answers, plain = [], []
+    for value in expected.values():
+        tokens = 1000
+        meta = {"completion_tokens": tokens + 1, "spec_verify_ct": round(tokens / (tau * value))}
+        answers.append(Answer("", ids, meta))
+        plain.append(Answer("", (1, 2), {"completion_tokens": 2}))
+    passes = [Pass(PLAIN, 1, Load(tuple(plain), 1.0)), Pass("fixed", 1, Load(tuple(answers), 1.0))]
+    return passes, list(expected)
+
+
+def test_on_a_gpu_equal_answers_are_reported_and_not_required(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    passes, families = gpu_passes(0.95, ids=(1, 3))
+    assert on_gpu.judge(passes, OPTIONS._replace(device=GPU), families)
+    err = capsys.readouterr().err
+    assert f"fixed at concurrency 1: 0 of {len(families)} answers equal plain" in err
+    assert "that is 0.95 of it" in err
+
+
+def test_on_a_gpu_a_low_tau_fails_though_all_answers_are_equal(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    passes, families = gpu_passes(0.7)
+    assert not on_gpu.judge(passes, OPTIONS._replace(device=GPU), families)
+    assert "tau is too low" in capsys.readouterr().err
+
+
+def test_on_a_gpu_the_exit_status_is_that_of_tau(
+    monkeypatch: pytest.MonkeyPatch, server: FakeServer
+) -> None:
+    for good in (True, False):
+        monkeypatch.setattr("launch.on_gpu.judge", lambda *_, good=good: good)
+        arguments = ["--gpu", "--rounds", "1"]
+        assert run_demo(monkeypatch, server, arguments, lambda _: [1, 9]) == int(not good)
 
 
 def test_prompts_cover_the_families_in_turn() -> None:
