@@ -36,9 +36,9 @@ class Profile(NamedTuple):
     verify: Mapping[int, Sequence[float]]
     other: Mapping[int, Sequence[float]]  # all the rest of a step
 
-    def seconds(self, batch_size: int, width: int, verified: int | None = None) -> float:
-        """A step that drafts `width` tokens of each request and verifies `verified` of them."""
-        parts = [(self.verify, width if verified is None else verified), (self.other, width)]
+    def seconds(self, batch_size: int, width: int) -> float:
+        """A step that drafts and verifies `width` tokens of each request."""
+        parts = [(self.verify, width), (self.other, width)]
         if width > 1:
             parts.append((self.draft, width))
         return sum(self._at(table, batch_size, at) for table, at in parts) / 1e3

@@ -1,11 +1,13 @@
 """Seconds of a step for the width simulator: a table of estimates, interpolated."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from bench.width.traces import BLOCK_SIZE
 from dflash_sglang.core.width import CostTable
 from dflash_sglang.core.width.cost_model import interpolate
+
+Bounded = Callable[[int, int], float]  # seconds by width and bound
 
 BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
 # Estimated from bytes and operations (roofline), in milliseconds along BATCH_SIZES: one verify of
@@ -52,19 +54,63 @@ class Server(NamedTuple):
             return 0.0
         return interpolate(BATCH_SIZES, DRAFT, batch_size * width / BLOCK_SIZE) / 1e3
 
-    def seconds(self, batch_size: int, width: int, verified: int | None = None) -> float:
-        """A whole step that drafts `width` tokens and verifies as many, or `verified` of them."""
-        verify = self.verify_seconds(batch_size, width if verified is None else verified)
-        return verify + self.draft_seconds(batch_size, width) + self.host / 1e3
+    def bounded_seconds(self, width: int, verified: int) -> float:
+        """A verify pass of one request that routes only `verified` of its tokens to experts.
 
-    def measured(self, widths: Sequence[int]) -> CostTable:
-        """What measuring at start would give a policy: the passes, without host time."""
+        The experts are what a verify without snapshots saves; snapshots of all tokens are written.
+        """
+        without = Server("", NO_SNAPSHOTS, 0.0)
+        saved = without.verify_seconds(1, width) - without.verify_seconds(1, verified)
+        return self.verify_seconds(1, width) - saved
+
+    def seconds(self, batch_size: int, width: int) -> float:
+        """A whole step that drafts and verifies `width` tokens of each request."""
+        passes = self.verify_seconds(batch_size, width) + self.draft_seconds(batch_size, width)
+        return passes + self.host / 1e3
+
+    def measured(self, widths: Sequence[int], *, bounded: Bounded | None = None) -> CostTable:
+        """What measuring at start would give a policy: the passes, without host time.
+
+        Args:
+            widths: to be measured.
+            bounded: seconds of one request's verify by width and bound; None: no narrowing.
+        """
         verify = {(b, w): self.verify_seconds(b, w) for b in BATCH_SIZES for w in widths}
         draft = {(b, w): self.draft_seconds(b, w) for b in BATCH_SIZES for w in widths if w > 1}
-        return CostTable(draft, verify)
+        bounds = None
+        if bounded is not None:
+            bounds = {
+                (n, w): bounded(w, n) for w in widths if w > 1 for n in {1, *widths} if n <= w
+            }
+        return CostTable(draft, verify, bounded=bounds)
 
 
 SERVERS = (
     Server("snapshots", SNAPSHOTS, 0.0),
     Server("no snapshots, host 3.4 ms", NO_SNAPSHOTS, HOST),
 )
+
+
+class Way(NamedTuple):
+    """One way to narrow the verify of a single request on a simulated server."""
+
+    name: str
+    server: Server
+    # The host waits so long between draft and verify for the drafter's probabilities, and verifies
+    # at another width; None: the device decides, at the width that was drafted.
+    wait: float | None  # seconds
+
+    def seconds(self, width: int, verified: int) -> float:
+        """A verify of `verified` of `width` tokens, without the wait."""
+        if self.wait is None:
+            return self.server.bounded_seconds(width, verified)
+        return self.server.verify_seconds(1, verified)
+
+    def extra_seconds(self, width: int, verified: int) -> float:
+        """What a step takes beyond one that verifies all tokens and asks nobody."""
+        whole = self.server.verify_seconds(1, width)
+        return self.seconds(width, verified) - whole + (self.wait or 0.0)
+
+    def costs(self, widths: Sequence[int]) -> CostTable:
+        """What measuring at start would give a policy; it does not know of the wait."""
+        return self.server.measured(widths, bounded=self.seconds)

@@ -19,25 +19,26 @@ from random import Random
 from statistics import mean, median
 from typing import NamedTuple, Protocol
 
+import torch
+from dflash_kernels.verify_bound import verify_bound
+
 from bench import report
 from bench.figures import save
 from bench.progress import progress
 from bench.width import plot
-from bench.width.costs import SERVERS, Server
-from bench.width.narrowing import NarrowingPolicy
+from bench.width.costs import SERVERS, Server, Way
 from bench.width.traces import BLOCK_SIZE, Step, Workload, geometric, trace, workloads
-from dflash_sglang.core.width import CostTable, ObservedStep, WidthPolicy, WidthSettings
+from dflash_sglang.core.width import Bound, CostTable, ObservedStep, WidthPolicy, WidthSettings
 
 FIXED = (1, 8, 16)
 SEEDS = 8  # traces at batch size 1
-NARROWED_BATCH = 4  # largest batch that is narrowed, where probabilities were recorded
 
 
 class Costs(Protocol):
     """What steps take on a server that is simulated."""
 
-    def seconds(self, batch_size: int, width: int, verified: int | None = None) -> float:
-        """A whole step that drafts `width` tokens and verifies as many, or `verified` of them."""
+    def seconds(self, batch_size: int, width: int) -> float:
+        """A whole step that drafts and verifies `width` tokens."""
 
     def measured(self, widths: Sequence[int]) -> CostTable:
         """What measuring at start would give a policy."""
@@ -53,7 +54,7 @@ class Row(NamedTuple):
     fixed_8: float
     fixed_16: float
     policy: float
-    narrowed: float  # a policy that also narrows by the drafter's probabilities
+    narrowed: float  # a policy that also narrows on the device; at batch 1, of recorded drafts
     oracle: float  # the best width of the policy's list, of each segment
     oracle_any_width: float  # the best of 1 .. 16, of each segment
     oracle_widths: list[int]  # of the policy's list, by segment
@@ -78,7 +79,9 @@ class Served(NamedTuple):
     widths: list[int]  # by step
 
 
-def serve(policy: WidthPolicy, steps: Sequence[Step], server: Costs, seed: int) -> Served:
+def serve(
+    policy: WidthPolicy, steps: Sequence[Step], server: Costs, seed: int, way: Way | None = None
+) -> Served:
     """Let the policy choose every width of a trace.
 
     Args:
@@ -86,6 +89,7 @@ def serve(policy: WidthPolicy, steps: Sequence[Step], server: Costs, seed: int) 
         steps: the trace.
         server: what steps take.
         seed: of the noise.
+        way: how verifies of one request are narrowed, on the `Server` whose costs `policy` has.
     """
     rng = Random(seed)
     tokens = Counter[int]()  # by segment
@@ -100,30 +104,39 @@ def serve(policy: WidthPolicy, steps: Sequence[Step], server: Costs, seed: int) 
         running = set(step.keys)
         if learn is not None:
             learn()
-        verified, confidences = width, None
-        if isinstance(policy, NarrowingPolicy) and width > 1 and len(step.keys) <= NARROWED_BATCH:
-            if policy.reads_confidences(len(step.keys), width):
-                confidences = confidences_of(step, width)
-            if confidences is not None:
-                verified = policy.narrow(step.keys, width, confidences)
+        verified, took, bound = width, server.seconds(len(step.keys), width), None
+        if way is not None and (bound := bound_of(policy, step, width)) is not None:
+            if way.wait is not None:  # the host has backends and graphs of these widths only
+                wider = min(w for w in policy.widths if w >= bound.verified)
+                bound = bound._replace(verified=wider)
+            verified = bound.verified
+            took += way.extra_seconds(width, verified)
         accept_lens = [min(accepted, verified - 1) for accepted in step.accept_lens]
-        took = server.seconds(len(step.keys), width, verified)
         noise = rng.lognormvariate(0.0, 0.03) * (5 if rng.random() < 0.01 else 1)
-        observed = ObservedStep(step.keys, accept_lens, width, took * noise)
-        if isinstance(policy, NarrowingPolicy) and confidences is not None:
-            learn = partial(policy.observe_narrowed, observed, verified, confidences)
-        else:
-            learn = partial(policy.observe, observed)
+        observed = ObservedStep(step.keys, accept_lens, width, took * noise, bound=bound)
+        learn = partial(policy.observe, observed)
         tokens[step.segment] += sum(accept_lens) + len(step.keys)
         seconds[step.segment] += took
         widths.append(verified)
     return Served([tokens[segment] / seconds[segment] for segment in sorted(tokens)], widths)
 
 
-def confidences_of(step: Step, width: int) -> list[Sequence[float]] | None:
-    """The drafter's probabilities of the first `width` - 1 drafts, where they were recorded."""
-    recorded = [one.confidences for one in step.drafts]
-    return [row[: width - 1] for row in recorded if row is not None] if all(recorded) else None
+def bound_of(policy: WidthPolicy, step: Step, width: int) -> Bound | None:
+    """The device's decision; None where no probabilities were recorded, or nothing is narrowed."""
+    confidences = step.drafts[0].confidences
+    if len(step.keys) > 1 or confidences is None:
+        return None
+    tables = policy.bound_tables(step.keys[0], width)
+    if tables is None:
+        return None
+    probabilities = torch.tensor(confidences[: width - 1])
+    verified, _, *classes = verify_bound(
+        probabilities.log(),
+        torch.zeros_like(probabilities),
+        torch.tensor(tables.acceptance),
+        torch.tensor(tables.prices),
+    ).tolist()
+    return Bound(verified, classes)
 
 
 def fixed_speeds(steps: Iterable[Step], server: Costs, batch_size: int) -> list[dict[int, float]]:
@@ -153,11 +166,10 @@ def simulate(server: Server, workload: Workload, batch_size: int, steps: int, se
     by_segment = fixed_speeds(served_trace, server, batch_size)
     ladder = settings.ladder(BLOCK_SIZE)
 
-    def run(kind: type[WidthPolicy]) -> Served:
-        policy = kind(BLOCK_SIZE, server.measured(ladder), settings)
-        return serve(policy, served_trace, server, seed)
-
-    served = run(WidthPolicy)
+    policy = WidthPolicy(BLOCK_SIZE, server.measured(ladder), settings)
+    served = serve(policy, served_trace, server, seed)
+    way = Way("on the device", server, None)
+    narrowing = WidthPolicy(BLOCK_SIZE, way.costs(ladder), settings)
 
     def best(widths: Sequence[int]) -> list[int]:
         return [max(widths, key=speeds.__getitem__) for speeds in by_segment]
@@ -174,7 +186,7 @@ def simulate(server: Server, workload: Workload, batch_size: int, steps: int, se
         fixed_8=fixed_8,
         fixed_16=fixed_16,
         policy=mean(served.speeds),
-        narrowed=mean(run(NarrowingPolicy).speeds),
+        narrowed=mean(serve(narrowing, served_trace, server, seed, way).speeds),
         oracle=speed(best(ladder)),
         oracle_any_width=speed(best(range(1, BLOCK_SIZE + 1))),
         oracle_widths=best(ladder),
@@ -217,7 +229,7 @@ def tables(rows: Sequence[Row], markdown: bool) -> Iterator[str]:
             if row.narrowed != row.policy
         ]
         if gains:
-            yield f"\nNarrowing by the drafter's probabilities would gain: {'; '.join(gains)}"
+            yield f"\nNarrowing on the device gains: {'; '.join(gains)}"
 
 
 def decision_microseconds(batch_size: int) -> tuple[float, float]:

@@ -140,7 +140,7 @@ class AcceptanceModel:
         self.observe_outcomes(
             keys,
             [
-                [verify_outcome(accept_len, min(width, self._max_width(key)) - 1)]
+                [verify_outcome(accept_len, min(width, self.max_width(key)) - 1)]
                 for key, accept_len in zip(keys, accept_lens, strict=True)
             ],
         )
@@ -176,7 +176,8 @@ class AcceptanceModel:
             self._add([n / showing for n in rejections], [n / showing / mean for n in at_risk])
         self._update_curve()
 
-    def _max_width(self, key: Hashable) -> int:
+    def max_width(self, key: Hashable) -> int:
+        """Most tokens that a request may commit in a step."""
         request = self._requests.get(key)
         return self._block_size if request is None else request.max_width
 

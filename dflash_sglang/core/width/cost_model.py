@@ -53,6 +53,7 @@ class CostTable:
         draft_per_token: Cells | None = None,
         verify_per_token: Cells | None = None,
         context: int = 0,
+        bounded: Cells | None = None,
     ) -> None:
         """Take what was measured at start.
 
@@ -64,6 +65,8 @@ class CostTable:
                 cells of `draft`; None for nothing.
             verify_per_token: likewise, of a verify.
             context: tokens before the block at which `draft` and `verify` were measured.
+            bounded: seconds of a single request's verify by (tokens routed to experts, width), for
+                the widths that can be narrowed, 1 and the width among the tokens; None for none.
 
         Raises:
             ValueError: nothing was measured, a width lacks the smallest batch size, or the tables
@@ -87,6 +90,7 @@ class CostTable:
         self._verify = columns(verify)
         self._draft_per_token = columns(draft_per_token or dict.fromkeys(draft, 0.0))
         self._verify_per_token = columns(verify_per_token or dict.fromkeys(verify, 0.0))
+        self._bounded = {} if bounded is None else columns(bounded)
         self._context = context
         self._beyond = 0.0  # tokens of mean context beyond that, of the requests that run
         self._widths = {width: RunningMedian() for width in widths}
@@ -147,6 +151,21 @@ class CostTable:
         """Seconds of the verify forward, as measured at start."""
         per_token = self._verify_per_token[width].at(batch_size)
         return self._verify[width].at(batch_size) + per_token * self._beyond
+
+    @property
+    def narrows(self) -> bool:
+        """Whether bounded verifies were measured."""
+        return bool(self._bounded)
+
+    def saved_seconds(self, width: int, verified: int) -> float:
+        """What routing only `verified` of a single request's `width` tokens to experts saves.
+
+        0 for a width that cannot be narrowed.
+        """
+        if width not in self._bounded:
+            return 0.0
+        column = self._bounded[width]
+        return column.at(width) - column.at(verified)
 
     def _cost(self, batch_size: int, width: int) -> tuple[float, float]:
         """Seconds of the step's forwards at the shortest context, and for each token more of it."""

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from dflash_sglang.core.width.acceptance_model import AcceptanceModel, Groups
 from dflash_sglang.core.width.cost_model import CostTable
+from dflash_sglang.core.width.narrowing import Bound, BoundTables, Narrowing
 from dflash_sglang.core.width.settings import WidthSettings
 
 # From plain decoding: width 2 would show a single draft, and only the first of the block.
@@ -24,6 +25,7 @@ class ObservedStep(NamedTuple):
     width: int  # tokens of each that were drafted and verified, the anchor counted
     seconds: float | None  # None if not measured
     forwards: int = 1  # above 1 only at width 1: so many single tokens of each in one step
+    bound: Bound | None = None  # of a single request whose verify was narrowed, or could have been
 
 
 class WidthPolicy:
@@ -41,6 +43,9 @@ class WidthPolicy:
     committed at the best known width is repeated at once, so that drafts that have become good are
     used after a few steps. A burst that falls behind ends, and the next one waits until what was
     lost is no more than `explore_share` of the time served.
+
+    A single request's verify may end earlier than its draft (`Narrowing`): the width is then that
+    of the draft, and it counts with what narrowing gains at it.
 
     Steps may be observed late, as under overlapped scheduling, or never.
     """
@@ -70,6 +75,7 @@ class WidthPolicy:
         self._explore_share = settings.explore_share
         self._costs = costs
         self._acceptance = AcceptanceModel(block_size, settings.half_life)
+        self._narrowing = Narrowing(costs, settings.half_life) if costs.narrows else None
         self._width = UNSET  # the best known one
         self._seconds_per_commit = 0.0  # of a request, expected at that width
         self._clock = 0.0  # seconds served
@@ -114,6 +120,26 @@ class WidthPolicy:
         largest = self._largest_batch
         return [width for width in self.widths if batch_size <= largest.get(width, batch_size)]
 
+    def bound_tables(self, key: Hashable, width: int) -> BoundTables | None:
+        """What the device decides by how many of a single request's tokens to verify.
+
+        Args:
+            key: the request that `width` was chosen for.
+            width: of the draft.
+
+        Returns:
+            None where a verify cannot be narrowed.
+        """
+        if self._narrowing is None or width == 1:
+            return None
+        return self._narrowing.tables(
+            width,
+            self._acceptance.max_width(key),
+            1 / self._seconds_per_commit,
+            # A probe is there to see how all its drafts fare.
+            free=width == self._probe_width,
+        )
+
     def observe(self, step: ObservedStep) -> None:
         """Learn from a step; steps in the order in which they ran.
 
@@ -121,19 +147,32 @@ class WidthPolicy:
             KeyError: the cost table does not have the step's width.
         """
         self._observe_time(step)
-        self._acceptance.observe(step.keys, step.accept_lens, step.width)
+        if self._narrowing is None or step.bound is None:
+            self._acceptance.observe(step.keys, step.accept_lens, step.width)
+            return
+        (key,), (accept_len,) = step.keys, step.accept_lens
+        limit = self._acceptance.max_width(key)
+        outcomes = self._narrowing.observe(step.bound, accept_len, limit)
+        self._acceptance.observe_outcomes(step.keys, [outcomes])
 
     def _expected_commits(self, groups: Groups) -> dict[int, float]:
         """Tokens that a step of these requests is expected to commit, by width."""
-        return {width: self._acceptance.expected_commit(groups, width) for width in self.widths}
+        commits = {width: self._acceptance.expected_commit(groups, width) for width in self.widths}
+        if self._narrowing is not None and groups.total() == 1:
+            for width in commits:
+                commits[width] += self._narrowing.gain(width)
+        return commits
 
     def _observe_time(self, step: ObservedStep) -> None:
         batch_size = len(step.keys)
         # Not the measured duration: an outlier is no evidence of a probe's cost.
         usual = self._costs.seconds(batch_size, step.width)
-        self._clock += usual * step.forwards if step.seconds is None else step.seconds
-        if step.seconds is not None:
-            self._costs.observe(batch_size, step.width, step.seconds / step.forwards)
+        saved = 0.0
+        if step.bound is not None:
+            saved = self._costs.saved_seconds(step.width, step.bound.verified)
+        self._clock += usual * step.forwards - saved if step.seconds is None else step.seconds
+        if step.seconds is not None:  # the costs are those of a whole verify
+            self._costs.observe(batch_size, step.width, step.seconds / step.forwards + saved)
         if step.width == self._probe_width:
             commits = 1 + sum(step.accept_lens) / batch_size
             self._judge(usual - commits * self._seconds_per_commit, usual)

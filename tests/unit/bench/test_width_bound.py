@@ -20,7 +20,6 @@ COSTS = Profile(
 def test_a_step_costs_what_was_measured() -> None:
     assert COSTS.seconds(1, 1) == pytest.approx(2.3e-3)
     assert COSTS.seconds(8, 16) == pytest.approx(20e-3)
-    assert COSTS.seconds(8, 16, verified=4) == pytest.approx(14e-3)
     assert COSTS.seconds(8, 10) == pytest.approx((4 + 9 + 1.75) * 1e-3)
 
 

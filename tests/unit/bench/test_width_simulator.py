@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bench.width import plot
-from bench.width.costs import SERVERS
+from bench.width import narrowing, plot
+from bench.width.costs import SERVERS, Way
 from bench.width.simulator import fixed_speeds, simulate
 from bench.width.traces import Workload, geometric, load_recorded, trace, workloads
 
@@ -24,6 +24,28 @@ def test_requests_come_and_go_and_segments_are_equally_long() -> None:
     assert [step.segment for step in steps] == [0] * 100 + [1] * 100
     assert len({key for step in steps for key in step.keys}) > 3
     assert all(len(set(step.keys)) == 3 for step in steps)
+
+
+def test_the_device_saves_experts_and_a_narrower_width_snapshots_as_well() -> None:
+    with_snapshots, without = SERVERS
+    # 16 tokens, 8 of them verified; from the tables, in milliseconds.
+    assert with_snapshots.bounded_seconds(16, 8) == pytest.approx((7.18 - (6.95 - 4.33)) * 1e-3)
+    assert without.bounded_seconds(16, 8) == pytest.approx(4.33e-3)
+    assert with_snapshots.bounded_seconds(16, 16) == pytest.approx(7.18e-3)
+    waiting = Way("", with_snapshots, 0.5e-3)
+    assert waiting.extra_seconds(16, 8) == pytest.approx((4.45 - 7.18 + 0.5) * 1e-3)
+    assert Way("", with_snapshots, None).extra_seconds(16, 16) == 0
+
+
+def test_a_longer_wait_of_the_host_is_slower_and_the_device_does_not_wait() -> None:
+    """On the recorded drafts, the same for all."""
+    file = Path(__file__).resolve().parents[3] / "docs/data/accept_traces.json"
+    workload = Workload("all", (tuple(load_recorded(file).values()),))
+    rows = {row.way: row for row in narrowing.simulate(SERVERS[0], workload, 300, 2)}
+    waits = [rows[f"host waits {wait} ms"].speedup for wait in narrowing.WAITS]
+    assert waits == sorted(waits, reverse=True)
+    assert rows[narrowing.DEVICE].speedup > waits[1]
+    assert 1 < rows[narrowing.DEVICE].verified < 16
 
 
 @pytest.mark.parametrize("acceptance", [0.2, 0.8])
