@@ -12,11 +12,11 @@ from dflash_kernels.accept_sampled import accept_sampled
 from dflash_kernels.dispatch import runs_triton
 from dflash_kernels.types import Acceptance, Block, Filters
 from sglang.srt.runtime_context import get_spec
-from sglang.srt.sampling.sampling_params import TOP_K_ALL
 from sglang.srt.speculative.spec_tp_sync import SpecTpSync, SpecTpSyncSite
 from torch import Tensor
 
 from dflash_sglang.core.accept import REJECTIONS, Rule, Thresholds, by_row, relaxed
+from dflash_sglang.step.batch_facts import RunningBatch
 from dflash_sglang.step.draft.drafter import Draft
 from dflash_sglang.step.verifier_sampling import VerifierSampler
 
@@ -40,9 +40,12 @@ def chosen_rule() -> Rule:
 class Acceptor:
     """Accepts drafts. Greedy requests match, whatever the rule of the others."""
 
-    def __init__(self, rule: Rule, sampler: VerifierSampler, tp_sync: SpecTpSync) -> None:
+    def __init__(
+        self, rule: Rule, sampler: VerifierSampler, running: RunningBatch, tp_sync: SpecTpSync
+    ) -> None:
         self._rule = rule
         self._sampler = sampler
+        self._running = running
         self._tp_sync = tp_sync
         self._thresholds = Thresholds(1.0, 1.0)
         self._update_thresholds()  # logs inexact ones before the first request
@@ -109,8 +112,11 @@ class Acceptor:
         all_greedy = batch.sampling_info.is_all_greedy
         self._update_thresholds()
         relax = not (self._thresholds.exact or all_greedy)
-        if not relax and not all_greedy and draws_fused(batch, logits):
-            return self._draw_and_match(batch, draft_ids, logits, limit)
+        if not relax and not all_greedy:
+            most_filters = self._running.facts(batch).most_filters
+            if draws_fused(batch, logits, most_filters):
+                filtered = most_filters > 0
+                return self._draw_and_match(batch, draft_ids, logits, limit, filtered=filtered)
         # Before the draw: the sampler overwrites the logits.
         probs = self._sampler.probs(logits, batch, draft_ids.shape) if relax else None
         verifier_ids = self._sampler.choose(logits, batch, positions)
@@ -126,10 +132,16 @@ class Acceptor:
         )
 
     def _draw_and_match(
-        self, batch: ScheduleBatch, draft_ids: Tensor, logits: Tensor, limit: Tensor | None
+        self,
+        batch: ScheduleBatch,
+        draft_ids: Tensor,
+        logits: Tensor,
+        limit: Tensor | None,
+        *,
+        filtered: bool,
     ) -> Acceptance:
         """The same in one op."""
-        accepted = draw_and_accept(batch, draft_ids, logits, limit)
+        accepted = draw_and_accept(batch, draft_ids, logits, limit, filtered=filtered)
         if not self._tp_sync.enabled(SpecTpSyncSite.DFLASH_ACCEPT_SAMPLE):
             return accepted
         # Ranks have drawn seeds of their own: rank 0 decides.
@@ -156,7 +168,7 @@ class Acceptor:
             )
 
 
-def draws_fused(batch: ScheduleBatch, logits: Tensor) -> bool:
+def draws_fused(batch: ScheduleBatch, logits: Tensor, most_filters: int) -> bool:
     """Whether one op draws for all requests of a batch and accepts.
 
     The others are drawn by SGLang's ordinary sampler: requests with custom logit processors, whose
@@ -169,25 +181,21 @@ def draws_fused(batch: ScheduleBatch, logits: Tensor) -> bool:
     Args:
         batch: the decode batch.
         logits: [bs * width, vocab].
+        most_filters: of top-k, top-p and min-p, those that a sampled request has at most.
     """
     info = batch.sampling_info
     if not runs_triton(logits) or info.sampling_seed is not None:
         return False
-    return not info.has_custom_logit_processor and _most_filters(batch) < 3
-
-
-def _most_filters(batch: ScheduleBatch) -> int:
-    """How many of top-k, top-p and min-p a sampled request of the batch has, at most."""
-    info = batch.sampling_info
-    # SGLang counts a greedy request as one with top-k.
-    if not (info.need_top_k_sampling or info.need_top_p_sampling or info.need_min_p_sampling):
-        return 0
-    sampled = (req.sampling_params for req in batch.reqs if req.sampling_params.top_k > 1)
-    return max((one.top_k != TOP_K_ALL) + (one.top_p != 1.0) + (one.min_p > 0) for one in sampled)
+    return not info.has_custom_logit_processor and most_filters < 3
 
 
 def draw_and_accept(
-    batch: ScheduleBatch, draft_ids: Tensor, logits: Tensor, limit: Tensor | None
+    batch: ScheduleBatch,
+    draft_ids: Tensor,
+    logits: Tensor,
+    limit: Tensor | None,
+    *,
+    filtered: bool,
 ) -> Acceptance:
     """Sample and match: see `dflash_kernels.accept_sampled` and `accept_filtered`.
 
@@ -196,6 +204,7 @@ def draw_and_accept(
         draft_ids: [bs, width] int64, column 0 the anchor.
         logits: [bs * width, vocab], adjusted; kept.
         limit: [bs] int32, most drafts that each request may accept; None for all.
+        filtered: whether a sampled request has top-k, top-p or min-p.
     """
     info = batch.sampling_info
     temperatures = info.temperatures.view(-1)
@@ -204,7 +213,7 @@ def draw_and_accept(
     # Fresh numbers every step: a request without a seed promises no text.
     seeds = torch.randint(SEED_END, (len(draft_ids),), device=logits.device)
     given = (logits, draft_ids, batch.seq_lens, temperatures, seeds)
-    if _most_filters(batch) == 0:
+    if not filtered:
         return accept_sampled(*given, limit=limit)
     filters = Filters(info.top_ks, info.top_ps, info.min_ps)
     return accept_filtered(*given, filters, limit=limit)

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-import torch
 from sglang.srt.runtime_context import get_exec, get_spec
-from sglang.srt.utils.common import async_h2d
-from torch import Tensor
 
 if TYPE_CHECKING:
     from sglang.srt.configs.model_config import ModelConfig
-    from sglang.srt.managers.schedule_batch import Req, ScheduleBatch
+    from sglang.srt.managers.schedule_batch import Req
 
 REQUEST_KEY = "dflash"  # in custom_params of a request's sampling parameters
 _INSTEAD = "Leave it out, or send the request to a server without --speculative-algorithm DFLASH."
@@ -30,53 +27,6 @@ def max_commit(req: Req) -> int | None:
     if options is None:
         return None
     return 1 if not options.get("speculative", True) else options.get("max_width")
-
-
-class CommitLimits:
-    """Most tokens that the requests of a batch may commit in a step."""
-
-    def __init__(
-        self, block_size: int, draft_range: int | None, device: torch.device | str
-    ) -> None:
-        """Makes the limits of a server.
-
-        Args:
-            block_size: of the drafter, the anchor counted.
-            draft_range: positions the drafter was made for; None if no request gets past them.
-            device: of the limits.
-        """
-        self._drafts = block_size - 1
-        self._range = draft_range
-        self._device = device
-
-    def of(self, batch: ScheduleBatch) -> list[int | None]:
-        """Most tokens of each request, by the host's copy of its length; None for no limit."""
-        return [1 if self._past_range(req) else max_commit(req) for req in batch.reqs]
-
-    def on_device(self, batch: ScheduleBatch, limits: Sequence[int | None]) -> Tensor | None:
-        """Most drafts that each request may accept, [bs] int32; None where all may be accepted.
-
-        Args:
-            batch: `seq_lens` are the committed lengths; the host's may lag a step behind.
-            limits: of the batch.
-        """
-        drafts = [
-            self._drafts if limit is None else min(limit - 1, self._drafts) for limit in limits
-        ]
-        if self._range is None and min(drafts) == self._drafts:
-            return None
-        limit = async_h2d(drafts, dtype=torch.int32, device=self._device)
-        if self._range is not None:
-            past = batch.seq_lens + self._drafts >= self._range
-            limit = limit.masked_fill_(past, 0)
-        return limit
-
-    def _past_range(self, req: Req) -> bool:
-        """Whether the next block of a request reaches past the drafter's range."""
-        if self._range is None:
-            return False
-        known = len(req.origin_input_ids) + len(req.output_ids)  # the anchor's position, plus 1
-        return known + self._drafts > self._range
 
 
 def draft_range(draft_config: Any, verifier_config: ModelConfig) -> int | None:

@@ -6,7 +6,6 @@ import time
 from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from sglang.srt.runtime_context import get_parallel
@@ -18,9 +17,6 @@ from dflash_sglang.core.width import (
     WidthPolicy,
     WidthSettings,
 )
-
-if TYPE_CHECKING:
-    from sglang.srt.managers.schedule_batch import ScheduleBatch
 
 Mark = float | torch.cuda.Event  # a point in time, of the host or of the stream
 
@@ -55,6 +51,7 @@ class WidthController:
         self._clock = StepClock(device)
         self._steps: deque[DecodeStep] = deque()  # not learned from yet, the oldest first
         self._limits: dict[str, int] = {}  # that the policy has, by request
+        self._known_limits: Sequence[int | None] = ()  # of the last step
         self._policy: WidthPolicy | None = None
         self._costs: CostTable | None = None
         self._tp_group = get_parallel().tp_group
@@ -71,9 +68,9 @@ class WidthController:
         self._costs = costs
         self._policy = WidthPolicy(self._block_size, costs, self._settings)
 
-    def begin(self, batch: ScheduleBatch) -> DecodeStep:
-        """A decode step begins; the time of the previous one ends here."""
-        step = DecodeStep([req.rid for req in batch.reqs])
+    def begin(self, keys: Sequence[str]) -> DecodeStep:
+        """A decode step of these requests begins; the time of the previous one ends here."""
+        step = DecodeStep(keys)
         if self._policy is not None:
             step.begin = self._clock.mark()
             if self._steps and self._steps[-1].next_begin is None:
@@ -98,16 +95,28 @@ class WidthController:
 
         Args:
             step: that has begun.
-            limits: most tokens that each request may commit, None for a whole block.
+            limits: most tokens that each request may commit, None for a whole block; the same
+                object where they are those of the step before.
         """
         step.width = self.ladder[-1]
         if self._policy is not None:
-            for key, limit in zip(step.keys, limits, strict=True):
-                if limit is not None and self._limits.get(key) != limit:
-                    self._policy.limit(key, limit)
-                    self._limits[key] = limit
+            if limits is not self._known_limits:
+                self._limit(self._policy, step.keys, limits)
+                self._known_limits = limits
             step.width = self.agree(self._policy.choose(step.keys))
         return step.width
+
+    def _limit(
+        self, policy: WidthPolicy, keys: Sequence[str], limits: Sequence[int | None]
+    ) -> None:
+        """Tell the policy the limits that differ from those it has."""
+        for key, limit in zip(keys, limits, strict=True):
+            if self._limits.get(key) != limit:
+                policy.limit(key, self._block_size if limit is None else limit)
+                if limit is None:
+                    del self._limits[key]
+                else:
+                    self._limits[key] = limit
 
     def end(self, step: DecodeStep, forwards: int) -> None:
         """The forwards of a step have been launched."""

@@ -71,12 +71,12 @@ class DFlashWorker(WorkerBase):
         if batch.seq_lens.is_cuda:
             # Gathered on the scheduler's stream, read on this one.
             batch.seq_lens.record_stream(torch.cuda.current_stream())
-        limits = self._limits.of(batch)
-        step = self._widths.begin(batch)
+        facts = self._running.facts(batch)
+        step = self._widths.begin(facts.keys)
         self._widths.learn()
-        width = self._widths.choose(step, limits)
+        width = self._widths.choose(step, self._limits.of(batch, facts))
         if width > 1:
-            limit = self._limits.on_device(batch, limits)
+            limit = self._limits.on_device(batch, facts)
             output = self._speculate(batch, width, limit, on_publish, grammar_barrier)
         else:
             anchor_ids = batch.spec_info.bonus_tokens
@@ -201,6 +201,7 @@ class DFlashWorker(WorkerBase):
     def note_request_finished(self, *, rid: str, natural_stop: bool) -> None:
         """A request is done."""
         self._widths.forget(rid)
+        self._running.forget()
 
     # ---- prefill and idle ----------------------------------------------------------------------
 

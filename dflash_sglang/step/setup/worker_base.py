@@ -17,13 +17,13 @@ from sglang.srt.speculative.spec_utils import draft_pp_context, draft_tp_context
 from dflash_sglang.config import READY, Settings, read_settings
 from dflash_sglang.core.accept import Rule
 from dflash_sglang.step.accept import Acceptor, chosen_rule
+from dflash_sglang.step.batch_facts import CommitLimits, RunningBatch
 from dflash_sglang.step.context_kv import ContextKV
 from dflash_sglang.step.draft.drafter import Drafter, DraftSampling
 from dflash_sglang.step.end_of_request import caches_final_state
 from dflash_sglang.step.multi_step import MultiStep
 from dflash_sglang.step.penalties import Penalties
 from dflash_sglang.step.recurrent_state import RecurrentStates, has_recurrent_layers
-from dflash_sglang.step.request_options import CommitLimits
 from dflash_sglang.step.setup.calibration import Calibration
 from dflash_sglang.step.setup.draft_model import DraftModel, build_draft_model
 from dflash_sglang.step.setup.mask_embedding import load_mask_embedding
@@ -81,7 +81,8 @@ class WorkerBase(BaseSpecWorker):
             self._draft_runner.kv_cache_dtype,
         )
         prepare_ops(settings.ops, self.device, shapes)
-        self._limits = CommitLimits(self.block_size, draft_model.range, self.device)
+        self._running = RunningBatch(self.block_size, self.device)
+        self._limits = CommitLimits(self.block_size, draft_model.range)
         self._context_kv = ContextKV(self._draft_runner, draft_model.layout)
         self._penalties = Penalties(vocab_size, self.device)
         self._widths = WidthController(
@@ -99,7 +100,7 @@ class WorkerBase(BaseSpecWorker):
         )
         sampler = VerifierSampler(self.model_runner, self._penalties)
         self._verifier = Verifier(target_worker, sampler, self._penalties, self._width_runners)
-        self._acceptor = Acceptor(self._rule, sampler, self._tp_sync)
+        self._acceptor = Acceptor(self._rule, sampler, self._running, self._tp_sync)
         self._drafter = self._make_drafter(settings, draft_model)
         if get_parallel().tp_rank == 0:
             logger.info(

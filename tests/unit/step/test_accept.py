@@ -14,6 +14,7 @@ from sglang.srt.speculative.spec_tp_sync import SpecTpSyncSite
 from dflash_sglang.core.accept import Rule
 from dflash_sglang.step import accept
 from dflash_sglang.step.accept import Acceptor, draw_and_accept, draws_fused
+from dflash_sglang.step.batch_facts import NOTHING_RUNS, most_filters
 from dflash_sglang.step.draft.drafter import Draft
 
 VOCABULARY, WIDTH = 6, 3
@@ -65,11 +66,11 @@ def on_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_batches_that_one_op_draws_for(batch: Any, expected: bool) -> None:
-    assert draws_fused(batch, torch.zeros(1)) is expected
+    assert draws_fused(batch, torch.zeros(1), most_filters(batch.reqs)) is expected
 
 
 def test_on_a_cpu_sglangs_sampler_draws() -> None:
-    assert not draws_fused(batch_of(PLAIN), torch.zeros(1))
+    assert not draws_fused(batch_of(PLAIN), torch.zeros(1), 0)
 
 
 def test_a_greedy_neighbour_stays_greedy_and_draws_are_fresh() -> None:
@@ -77,7 +78,9 @@ def test_a_greedy_neighbour_stays_greedy_and_draws_are_fresh() -> None:
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn(2 * WIDTH, VOCABULARY, generator=generator)
     drafts = torch.zeros(2, WIDTH, dtype=torch.int64)
-    drawn = [draw_and_accept(batch, drafts, logits, None).output_ids for _ in range(20)]
+    drawn = [
+        draw_and_accept(batch, drafts, logits, None, filtered=False).output_ids for _ in range(20)
+    ]
     for ids in drawn:
         assert torch.equal(ids[1], logits[WIDTH:].argmax(1))
     assert len({tuple(ids[0].tolist()) for ids in drawn}) > 1
@@ -87,7 +90,10 @@ def test_draws_follow_the_temperature() -> None:
     logits = torch.tensor([[0.0, 1.0]])
     batch = batch_of(PLAIN, temperatures=torch.tensor([[0.5]]))
     drafts = torch.zeros(1, 1, dtype=torch.int64)
-    draws = [int(draw_and_accept(batch, drafts, logits, None).bonus_ids) for _ in range(2000)]
+    draws = [
+        int(draw_and_accept(batch, drafts, logits, None, filtered=False).bonus_ids)
+        for _ in range(2000)
+    ]
     # P(1) = 0.8808 at temperature 0.5, 0.7311 at 1; five standard deviations are 0.036.
     assert abs(sum(draws) / 2000 - 0.8808) < 0.036
 
@@ -105,7 +111,8 @@ def test_filters_hold_for_the_request_that_has_them(
     drafts = torch.zeros(2, WIDTH, dtype=torch.int64)
     drawn: list[set[int]] = [set(), set()]
     for _ in range(200):
-        ids = draw_and_accept(batch, drafts, row.repeat(2 * WIDTH, 1), None).output_ids
+        logits = row.repeat(2 * WIDTH, 1)
+        ids = draw_and_accept(batch, drafts, logits, None, filtered=True).output_ids
         for seen, of_request in zip(drawn, ids, strict=True):
             seen.update(of_request.tolist())
     assert drawn[0] == kept
@@ -126,7 +133,8 @@ def test_rank_zero_decides(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(Acceptor, "_update_thresholds", lambda _: None)
     monkeypatch.setattr(accept, "get_spec", lambda: None)
-    acceptor = Acceptor(Rule.MATCH, None, Sync())  # type: ignore[arg-type]
+    running: Any = SimpleNamespace(facts=lambda batch: NOTHING_RUNS)  # no filters
+    acceptor = Acceptor(Rule.MATCH, None, running, Sync())  # type: ignore[arg-type]
     batch, draft = batch_of(PLAIN), Draft(torch.tensor([[0, 4, 2]]), None)
     logits = torch.zeros(WIDTH, VOCABULARY)
     got = acceptor.accept(batch, draft, logits, torch.arange(WIDTH)[None], None)
@@ -142,5 +150,5 @@ def test_inexact_thresholds_are_announced_at_the_start(
         speculative_accept_threshold_single=1.0, speculative_accept_threshold_acc=0.4
     )
     monkeypatch.setattr(accept, "get_spec", lambda: spec)
-    Acceptor(Rule.MATCH, None, None)  # type: ignore[arg-type]
+    Acceptor(Rule.MATCH, None, None, None)  # type: ignore[arg-type]
     assert caplog.text.count("not exact, another distribution is served") == 1

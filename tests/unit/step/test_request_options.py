@@ -1,4 +1,4 @@
-"""Refused requests, request options, and how many tokens a step may commit."""
+"""Refused requests, request options, and the range of a drafter."""
 
 from __future__ import annotations
 
@@ -6,11 +6,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 
 from dflash_sglang.step import request_options
 from dflash_sglang.step.request_options import (
-    CommitLimits,
     clear_rejected_options,
     draft_range,
     max_commit,
@@ -18,7 +16,7 @@ from dflash_sglang.step.request_options import (
     refusal,
 )
 from tests.support.requests import VOCAB_SIZE as VOCAB
-from tests.support.requests import batch_of, request_with
+from tests.support.requests import request_with
 
 BLOCK = 4
 
@@ -125,49 +123,7 @@ def test_invalid_options(options: Any) -> None:
     assert "custom_params['dflash']" in problem
 
 
-# ---- limits of a batch -------------------------------------------------------------------------
-
-
-def limits_of(batch: Any, draft_range: int | None = None) -> torch.Tensor | None:
-    """On the device, by way of what the host knows."""
-    limits = CommitLimits(BLOCK, draft_range, "cpu")
-    return limits.on_device(batch, limits.of(batch))
-
-
-def test_no_limits_for_ordinary_requests() -> None:
-    assert limits_of(batch_of(request_with(), request_with())) is None
-
-
-def test_a_limited_request_does_not_limit_its_neighbours() -> None:
-    batch = batch_of(
-        request_with(custom_logit_processor="{}"),
-        request_with(),
-        request_with(**with_options(max_width=2)),
-        request_with(**with_options(max_width=99)),
-    )
-    assert CommitLimits(BLOCK, None, "cpu").of(batch) == [1, None, 2, 99]
-    found = limits_of(batch)
-    assert found is not None
-    assert found.tolist() == [0, 3, 1, 3]
-    assert found.dtype == torch.int32
-
-
-@pytest.mark.parametrize(("prefix", "drafts"), [(6, 3), (7, 0), (100, 0)])
-@pytest.mark.parametrize("lag", [0, 1])
-def test_a_block_that_reaches_past_the_range_is_not_accepted(
-    prefix: int, drafts: int, lag: int
-) -> None:
-    """Positions 0..9; a block at prefix 6 ends at 9, one at prefix 7 at 10.
-
-    Also where the host has one token less than the device.
-    """
-    req = request_with([0] * (prefix + 1 - 3 - lag), prompt_ids=[0] * 3)
-    batch = batch_of(req, lens=[prefix])
-    found = limits_of(batch, draft_range=10)
-    assert found is not None
-    assert found.tolist() == [drafts]
-    host = CommitLimits(BLOCK, 10, "cpu").of(batch)
-    assert host == [1 if prefix - lag >= 7 else None]
+# ---- range of a drafter ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

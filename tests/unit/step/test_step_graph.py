@@ -20,10 +20,10 @@ from bench.harness.fake_gpu.traffic import BLOCK, Traffic, make_batch, new
 from bench.step import launches as step_launches
 from bench.step.launches import BUDGET, OurStep
 from dflash_sglang.step import accept
+from dflash_sglang.step.batch_facts import CommitLimits
 from dflash_sglang.step.context_kv import ContextKV
 from dflash_sglang.step.draft.drafter import Drafter
 from dflash_sglang.step.draft.tail import DraftTail
-from dflash_sglang.step.request_options import CommitLimits
 from dflash_sglang.step.verifier_sampling import VerifierSampler
 
 GREEDY, SAMPLED = Traffic(1, sampled=False), Traffic(1, sampled=True)

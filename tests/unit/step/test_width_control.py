@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,7 +11,6 @@ import pytest
 from dflash_sglang.core.width import CostTable, ObservedStep, WidthPolicy, WidthSettings
 from dflash_sglang.step import width_control
 from dflash_sglang.step.width_control import WidthController
-from tests.support.requests import batch_of, request_with
 
 BLOCK = 16
 FORWARD_SECONDS = 0.012
@@ -52,6 +51,16 @@ class Clock:
         return end - begin
 
 
+class Unread(list[int | None]):
+    """Limits that know whether they were read."""
+
+    read = False
+
+    def __iter__(self) -> Iterator[int | None]:
+        self.read = True
+        return super().__iter__()
+
+
 class Driver:
     """Runs steps of a controller as the worker does."""
 
@@ -81,7 +90,7 @@ class Driver:
     ) -> int:
         """One decode step; without an end its forwards fail."""
         self.clock.now = begin
-        step = self.controller.begin(batch_of(*[request_with(rid=rid) for rid in rids]))
+        step = self.controller.begin(list(rids))
         self.controller.learn()
         width = self.controller.choose(step, limits or [None] * len(rids))
         if end is not None:
@@ -156,6 +165,26 @@ def test_a_request_is_limited_once_and_forgotten(driver: Driver) -> None:
     assert policy.limits == {"a": 1}
     driver.controller.forget("a")
     assert policy.forgotten == ["a"]
+
+
+def test_a_request_without_a_limit_does_not_get_that_of_another_with_its_id(
+    driver: Driver,
+) -> None:
+    """The other was aborted while it waited, which nobody reports."""
+    policy = driver.start(4, 4)
+    driver.step(0.0, 0.5, "a", limits=[1])
+    driver.step(1.0, 1.5, "a", limits=[None])
+    assert policy.limits == {"a": BLOCK}
+
+
+def test_limits_that_have_not_changed_are_not_looked_at(driver: Driver) -> None:
+    policy = driver.start(4, 4)
+    limits = Unread([3])
+    driver.step(0.0, 0.5, "a", limits=limits)
+    limits.read = False
+    driver.step(1.0, 1.5, "a", limits=limits)
+    assert not limits.read
+    assert policy.limits == {"a": 3}
 
 
 def test_multi_step_decoding_is_one_step_of_many_forwards(driver: Driver) -> None:
