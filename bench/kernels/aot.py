@@ -12,11 +12,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
 import triton
-from torch import Tensor
 from triton.backends import nvidia
-from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from bench.kernels.launches import (
@@ -28,23 +25,13 @@ from bench.kernels.launches import (
     launches_of,
     run_draft_tail,
 )
+from bench.kernels.specialisations import named_gpu
 
 ARCHITECTURES = (80, 90, 100)  # A100; H100 and H200; B200
 BATCH = 8
 VECTOR_BYTES = 16
 # Ends of the names of kernels that do not stream; choose_row does where a row does not fit.
 FEW_BYTES = ("_of_row", "_request", "_drafts", "bound_row", "choose_row")
-
-POINTERS = {
-    torch.bool: "*i1",
-    torch.uint8: "*u8",
-    torch.int32: "*i32",
-    torch.int64: "*i64",
-    torch.float16: "*fp16",
-    torch.bfloat16: "*bf16",
-    torch.float32: "*fp32",
-    torch.float64: "*fp64",
-}
 
 
 class Compiled(NamedTuple):
@@ -90,46 +77,26 @@ def compile_controls() -> list[Compiled]:
 
 def compile_launch(launch: Launch, arch: int, streams: bool) -> Compiled:
     """Compile one launch as Triton would specialise it, and read what it uses."""
-    constants, signature, attributes = specialise(launch.kernel.arg_names, launch)
-    source = ASTSource(launch.kernel, signature, constants, attributes)
-    compiled = triton.compile(source, GPUTarget("cuda", arch, 32), dict(launch.options))
+    with named_gpu(arch):
+        _, _, target, backend, bind = launch.kernel.create_binder()
+        bound, specialisation, options = bind(**launch.arguments, **launch.options)
+        parsed, signature, constants, attributes = launch.kernel._pack_args(
+            backend, options, bound, specialisation, options
+        )
+        source = ASTSource(launch.kernel, signature, constants, attributes)
+        compiled = triton.compile(source, target, parsed.__dict__)
     ptx = compiled.asm["ptx"]
-    target = re.search(r"\.target (sm_\w+)", ptx)
-    assert target is not None
-    registers, spills = read_ptxas(ptx, target[1])
+    found = re.search(r"\.target (sm_\w+)", ptx)
+    assert found is not None
+    registers, spills = read_ptxas(ptx, found[1])
     return Compiled(
         kernel=launch.name,
-        arch=target[1],
+        arch=found[1],
         registers=registers,
         spill_bytes=spills + stack_bytes(compiled.asm["cubin"]),
         vector_bytes=load_width(ptx),
         streams=streams,
     )
-
-
-def specialise(
-    names: list[str], launch: Launch
-) -> tuple[dict[tuple[int, ...], Any], dict[str, str], dict[tuple[int, ...], Any]]:
-    """Constants, types and divisibility of the arguments, by Triton's rules at a launch."""
-    constexprs = {launch.kernel.arg_names[i] for i in launch.kernel.constexprs}
-    constants: dict[tuple[int, ...], Any] = {}
-    signature: dict[str, str] = {}
-    attributes: dict[tuple[int, ...], Any] = {}
-    for i, name in enumerate(names):
-        value = launch.arguments[name]
-        if name in constexprs or value is None or (type(value) is int and value == 1):
-            signature[name], constants[(i,)] = "constexpr", value
-            continue
-        if isinstance(value, Tensor):
-            signature[name] = POINTERS[value.dtype]
-            aligned = value.storage_offset() * value.element_size() % 16 == 0
-        elif isinstance(value, float):
-            signature[name], aligned = "fp32", False
-        else:
-            signature[name], aligned = ("i32" if value < 2**31 else "i64"), value % 16 == 0
-        if aligned:
-            attributes[(i,)] = [["tt.divisibility", 16]]
-    return constants, signature, attributes
 
 
 def read_ptxas(ptx: str, target: str) -> tuple[int, int]:

@@ -46,7 +46,7 @@ MUTANTS = (
     Mutant(
         "accept_match",
         "match after a mismatch counts",
-        "tl.min(tl.where(accepted, WIDTH, column), 0)",
+        "tl.min(tl.where(accepted, width, column), 0)",
         "tl.sum(accepted.to(tl.int32), 0)",
         SHARED,
     ),
@@ -180,7 +180,7 @@ MUTANTS = (
     Mutant(
         "accept_sampled",
         "noise of the block's first position",
-        "tl.load(prefix_ptr + request) + row % WIDTH",
+        "tl.load(prefix_ptr + request) + row % width",
         "tl.load(prefix_ptr + request)",
     ),
     Mutant(
@@ -259,7 +259,7 @@ MUTANTS = (
     Mutant(
         "block_verify",
         "token-wise: accepted after a rejection",
-        "tl.min(tl.where(accepted, WIDTH, column), 0)",
+        "tl.min(tl.where(accepted, width, column), 0)",
         "tl.sum(accepted.to(tl.int32), 0)",
     ),
     Mutant(

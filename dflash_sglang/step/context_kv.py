@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -15,6 +16,7 @@ from dflash_sglang.step.setup.layer_stack import LayerStack, stack_layers, stack
 
 if TYPE_CHECKING:
     from sglang.srt.configs.draft_parallel import DraftParallelLayout
+    from sglang.srt.managers.schedule_batch import Req
     from sglang.srt.model_executor.model_runner import ModelRunner
 
 logger = logging.getLogger(__name__)
@@ -42,6 +44,7 @@ class ContextKV:
         self._model = draft_runner.model
         self._layout = layout
         self._waiting: list[Chunk] = []
+        self._owners: list[Req] = []  # of the tokens that wait
         self._one_by_one = True
         self._stack: LayerStack | None = None
 
@@ -61,15 +64,28 @@ class ContextKV:
         """The drafter's weights are about to be replaced: what was made of them is out of date."""
         self._stack = None
 
-    def append_later(self, features: Tensor, slots: Tensor, positions: Tensor) -> None:
+    def append_later(
+        self, features: Tensor, slots: Tensor, positions: Tensor, requests: Sequence[Req]
+    ) -> None:
         """As `append`, but deferred until a draft reads the cache or `MAX_WAITING` steps wait.
 
         For steps that draft nothing: their tokens are few, and projecting them one step at a time
         costs more in launches than in work.
 
-        The order of writes is kept, so a slot that has changed hands holds its last owner's token:
-        a request that takes over a slot is prefilled first, and a prefill appends at once.
+        Of the tokens that wait no two share a slot: `context_kv` writes them in any order. A slot
+        changes hands only when its request leaves the running ones, finished, aborted or retracted;
+        then the next step has other requests, and writes what waits before its own tokens are
+        added. Nothing is asked of the device, and the scheduler need not tell of a retraction.
+
+        Args:
+            features: as in `append`.
+            slots: as in `append`.
+            positions: as in `append`.
+            requests: whose tokens these are, as in the batch.
         """
+        if self._owners != requests:
+            self.flush()
+            self._owners = list(requests)  # SGLang appends to the batch's list in place
         # A captured graph overwrites its outputs.
         self._waiting.append(Chunk(features.clone(), slots, positions))
         if len(self._waiting) == MAX_WAITING:
@@ -77,6 +93,7 @@ class ContextKV:
 
     def flush(self) -> None:
         """Write what waits."""
+        self._owners = []
         if self._waiting:
             features, slots, positions = map(torch.cat, zip(*self._waiting, strict=True))
             self._waiting.clear()

@@ -129,7 +129,7 @@ class DFlashWorker(WorkerBase):
         self._commit(batch, anchor, verified, accepted)
         # Nothing reads the drafter's cache before the next draft.
         self._context_kv.append_later(
-            verified.features, self._draft_slots(plan), anchor.positions.view(-1)
+            verified.features, self._draft_slots(plan), anchor.positions.view(-1), batch.reqs
         )
         return StepOutput(verified, accepted)
 

@@ -10,6 +10,12 @@ from torch import Tensor
 from dflash_kernels.types import Acceptance
 
 NO_ID = tl.constexpr(2**31 - 1)
+LEAST_LANES = 16
+
+
+def lanes_of(width: int) -> int:
+    """Lanes of a block: a power of two, and no fewer than 16, so that few widths differ by them."""
+    return max(LEAST_LANES, triton.next_power_of_2(width))
 
 
 def rows_of(matrix: Tensor) -> Tensor:
@@ -47,15 +53,15 @@ def commit(
     bonus_ptr,
     lens_ptr,
     output_ptr,
-    WIDTH: tl.constexpr,
+    width,
     WRITE_OUTPUT: tl.constexpr,
 ):
     """Store one request's acceptance.
 
     All tiles are [lanes]: the drafts, the verifier's `chosen` ids, and in `accepted` which drafts
-    match, each taken alone; false from column WIDTH - 1 on, where there is none.
+    match, each taken alone; false from column width - 1 on, where there is none.
     """
-    accept_len = tl.min(tl.where(accepted, WIDTH, column), 0)  # the first that is not
+    accept_len = tl.min(tl.where(accepted, width, column), 0)  # the first that is not
     bonus = tl.sum(tl.where(column == accept_len, chosen, 0), 0)
     tl.store(accept_ptr + request, accept_len)
     tl.store(commit_ptr + request, accept_len + 1)
@@ -63,7 +69,7 @@ def commit(
     tl.store(lens_ptr + request, tl.load(prefix_ptr + request) + accept_len + 1)
     if WRITE_OUTPUT:
         output = tl.where(column < accept_len, draft, chosen)
-        tl.store(output_ptr + request * WIDTH + column, output, mask=column < WIDTH)
+        tl.store(output_ptr + request * width + column, output, mask=column < width)
 
 
 @triton.jit
@@ -156,7 +162,15 @@ def best_of_tile(
     return best, best_id
 
 
-@triton.jit
+@triton.jit(
+    do_not_specialize=(
+        "draft_ptr",
+        "prefix_ptr",
+        "limit_ptr",
+        "draft_stride",
+        "width",
+    )
+)
 def accept_request(
     scores_ptr,
     ids_ptr,
@@ -170,7 +184,7 @@ def accept_request(
     output_ptr,
     draft_stride,
     tiles,
-    WIDTH: tl.constexpr,
+    width,
     LANES: tl.constexpr,
     TILES: tl.constexpr,
 ):
@@ -178,14 +192,14 @@ def accept_request(
     request = tl.program_id(0)
     column = tl.arange(0, LANES)
     tile = tl.arange(0, TILES)
-    at = (request * WIDTH + column[:, None]) * tiles + tile[None, :]
-    given = (column[:, None] < WIDTH) & (tile[None, :] < tiles)
+    at = (request * width + column[:, None]) * tiles + tile[None, :]
+    given = (column[:, None] < width) & (tile[None, :] < tiles)
     score = tl.load(scores_ptr + at, mask=given, other=float("-inf"))
     ids = tl.load(ids_ptr + at, mask=given, other=NO_ID)
     first = tl.where(score == tl.max(score, 1)[:, None], ids, NO_ID)
     chosen = tl.min(first, 1).to(tl.int64)
 
-    has_draft = column < WIDTH - 1
+    has_draft = column < width - 1
     draft = tl.load(draft_ptr + request * draft_stride + column + 1, mask=has_draft, other=0)
     accepted = has_draft & (draft == chosen)
     if limit_ptr is not None:
@@ -202,7 +216,7 @@ def accept_request(
         bonus_ptr,
         lens_ptr,
         output_ptr,
-        WIDTH,
+        width,
         True,
     )
 
@@ -235,8 +249,8 @@ def accept_best(
             got.output_ids,
             draft_ids.stride(0),
             tiles,
-            WIDTH=width,
-            LANES=triton.next_power_of_2(width),
+            width,
+            LANES=lanes_of(width),
             TILES=triton.next_power_of_2(tiles),
             num_warps=4,
         )

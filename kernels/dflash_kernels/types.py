@@ -152,7 +152,7 @@ class LayerCaches(NamedTuple):
 class ServerShapes(NamedTuple):
     """Sizes and dtypes that the ops of one server will be given."""
 
-    block_size: int
+    widths: tuple[int, ...]  # of blocks that are drafted and verified, ascending
     vocab_size: int
     top: int  # candidates of a drafted position, K
     dtype: torch.dtype  # of the head's logits and the drafter's projections
@@ -160,4 +160,6 @@ class ServerShapes(NamedTuple):
     kv_heads: int
     head_dim: int
     rotary_dim: int
+    rotary_dtype: torch.dtype  # of the table of cosines and sines
     cache_dtype: torch.dtype
+    rejection: str | None  # "block_verify" or "token_wise" for sampled drafts; None: they match

@@ -55,10 +55,10 @@ def _(x: Tensor) -> Tensor:
 
 
 @contextmanager
-def fake_gpu() -> Iterator[None]:
-    """Tensors that are only shapes, and no NVIDIA driver."""
+def fake_gpu(sizes: Sizes = PUBLIC, **flags: Any) -> Iterator[None]:
+    """Tensors that are only shapes, and no NVIDIA driver; arguments are those of `one_rank`."""
     with ExitStack() as stack:
-        stack.enter_context(one_rank(PUBLIC))
+        stack.enter_context(one_rank(sizes, **flags))
         stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
         stack.enter_context(mock.patch.object(LayerCaches, "of", _caches_of))
         stack.enter_context(mock.patch.object(torch.cuda, "current_stream"))
@@ -67,8 +67,13 @@ def fake_gpu() -> Iterator[None]:
 
 
 @contextmanager
-def one_rank(sizes: Sizes) -> Iterator[None]:
-    """SGLang's configuration for one rank."""
+def one_rank(sizes: Sizes, **more_flags: Any) -> Iterator[None]:
+    """SGLang's configuration for one rank.
+
+    Args:
+        sizes: of the server.
+        more_flags: SGLang's, beside those that every server has.
+    """
     group = SimpleNamespace(world_size=1, rank_in_group=0, ranks=[0], device_group=None)
     flags = {
         "speculative_algorithm": "DFLASH",
@@ -76,6 +81,7 @@ def one_rank(sizes: Sizes) -> Iterator[None]:
         "speculative_draft_model_path": "none",
         "max_running_requests": sizes.max_requests,
         "page_size": 1,
+        **more_flags,
     }
     with (
         get_context().override_server_args(**flags),
@@ -94,8 +100,15 @@ def _caches_of(keys: Any, values: Any, scales: Tensor | None = None) -> LayerCac
 class FakeServer:
     """Runners of a verifier and a drafter whose forwards only have shapes."""
 
-    def __init__(self, sizes: Sizes = PUBLIC) -> None:
+    def __init__(self, sizes: Sizes = PUBLIC, cache_dtype: torch.dtype | None = None) -> None:
+        """Makes the runners.
+
+        Args:
+            sizes: of the models and pools.
+            cache_dtype: of the KV pool; None: of the weights.
+        """
         self.sizes = sizes
+        self.cache_dtype = cache_dtype or sizes.dtype
         self.guard = CaptureGuard()  # of the step that runs
         rows = sizes.max_requests + 1
         self.req_to_token = self.zeros(rows, CONTEXT, dtype=torch.int32)
@@ -105,7 +118,7 @@ class FakeServer:
         self.pool = MHATokenToKVPool(
             size=sizes.slots,
             page_size=1,
-            dtype=sizes.dtype,
+            dtype=self.cache_dtype,
             head_num=attention.num_kv_heads,
             head_dim=attention.head_dim,
             layer_num=LAYERS,
@@ -165,7 +178,7 @@ class FakeServer:
             attn_backend=planner,
             _get_attention_backend=lambda: planner,
             token_to_kv_pool=self.pool,
-            kv_cache_dtype=self.sizes.dtype,
+            kv_cache_dtype=self.cache_dtype,
             req_to_token_pool=SimpleNamespace(req_to_token=self.req_to_token),
             model_config=Anything(vocab_size=self.sizes.vocabulary, hf_config=self.drafter.config),
             ngram_embedding_manager=SimpleNamespace(enabled=False),

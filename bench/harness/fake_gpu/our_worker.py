@@ -1,5 +1,6 @@
 """This package's DFLASH worker, made on a fake server as it is on CUDA."""
 
+from contextlib import ExitStack
 from types import SimpleNamespace
 from unittest import mock
 
@@ -9,8 +10,13 @@ from dflash_sglang.step.setup.draft_model import DraftModel
 from dflash_sglang.step.worker import DFlashWorker
 
 
-def make_worker(server: FakeServer) -> DFlashWorker:
-    """The worker when it is ready to serve, its widths without costs."""
+def make_worker(server: FakeServer, *, tests_ops: bool = False) -> DFlashWorker:
+    """The worker when it is ready to serve, its widths without costs.
+
+    Args:
+        server: its models.
+        tests_ops: whether the ops' self-test runs; what launches their kernels must be replaced.
+    """
     draft_model = DraftModel(  # that comes from no checkpoint
         worker=SimpleNamespace(alloc_memory_pool=lambda **_: None),
         runner=server.draft_runner,
@@ -19,10 +25,11 @@ def make_worker(server: FakeServer) -> DFlashWorker:
         window=None,
         range=None,
     )
-    with (
-        mock.patch.object(worker_base, "prepare_ops"),  # nothing here can test them
-        mock.patch.object(worker_base, "build_draft_model", return_value=draft_model),
-    ):
+    with ExitStack() as stack:
+        if not tests_ops:
+            stack.enter_context(mock.patch.object(worker_base, "prepare_ops"))
+        build = mock.patch.object(worker_base, "build_draft_model", return_value=draft_model)
+        stack.enter_context(build)
         worker = DFlashWorker(None, 0, 0, server.target_worker)
     worker.alloc_memory_pool()
     worker._drafter.capture_tail()

@@ -11,6 +11,7 @@ from dflash_kernels.self_test import OpError, self_test
 from dflash_kernels.types import ServerShapes
 
 from dflash_sglang.config import SETTINGS_FLAG, OpsChoice
+from dflash_sglang.core.accept import REJECTIONS, Rule
 from dflash_sglang.errors import OpsError
 from dflash_sglang.step.setup.layer_stack import CACHE_DTYPES
 
@@ -18,30 +19,39 @@ logger = logging.getLogger(__name__)
 
 
 def op_shapes(
-    block_size: int, vocab_size: int, top: int, draft_model: Any, cache_dtype: torch.dtype
+    widths: tuple[int, ...],
+    vocab_size: int,
+    top: int,
+    draft_model: Any,
+    cache_dtype: torch.dtype,
+    rule: Rule,
 ) -> ServerShapes:
     """What the ops of this server will be given.
 
     Args:
-        block_size: of the server.
+        widths: that steps may have, ascending.
         vocab_size: of the verifier.
         top: candidates of a drafted position.
         draft_model: SGLang's drafter.
         cache_dtype: of the drafter's KV pool.
+        rule: by which sampled requests accept.
     """
     attention = draft_model.layers[0].self_attn
-    dtype = attention.k_norm.weight.dtype
+    rotary, dtype = attention.rotary_emb, attention.k_norm.weight.dtype
     return ServerShapes(
-        block_size=block_size,
+        widths=widths,
         vocab_size=vocab_size,
         top=top,
         dtype=dtype,
         layers=len(draft_model.layers),
         kv_heads=attention.num_kv_heads,
         head_dim=attention.head_dim,
-        rotary_dim=attention.rotary_emb.rotary_dim,
+        rotary_dim=rotary.rotary_dim,
+        # An embedding without a table is left to SGLang's own kernels.
+        rotary_dtype=rotary.cos_sin_cache.dtype if hasattr(rotary, "cos_sin_cache") else dtype,
         # Other pools are written by SGLang's own kernels.
         cache_dtype=cache_dtype if cache_dtype in CACHE_DTYPES else dtype,
+        rejection=None if rule is Rule.MATCH else REJECTIONS[rule].__name__,
     )
 
 

@@ -74,11 +74,12 @@ class WorkerBase(BaseSpecWorker):
         self.draft_parallel_layout = draft_model.layout  # read by SGLang's scheduler
         vocab_size = self.model_runner.model_config.vocab_size
         shapes = op_shapes(
-            self.block_size,
+            settings.width_settings(self.block_size).ladder(self.block_size),
             vocab_size,
             1 if self._rule is Rule.MATCH else settings.draft_top_k,
             self._draft_runner.model,
             self._draft_runner.kv_cache_dtype,
+            self._rule,
         )
         prepare_ops(settings.ops, self.device, shapes)
         self._running = RunningBatch(self.block_size, self.device)

@@ -216,12 +216,18 @@ CASES = (
 
 
 def for_server(shapes: ServerShapes) -> Iterator[Case]:
-    """At a server's vocabulary: one request of each filter, and a greedy one."""
+    """At a server's widths and vocabulary: one request of each filter, and a greedy one.
 
-    def make(new: Inputs) -> Trial:
-        chosen = (20, 1.0, 0.0), (ALL, 0.9, 0.0), (ALL, 1.0, 0.1), (1, 1.0, 0.0)
-        given = requests(new, 4, 2, shapes.vocab_size, *chosen, dtype=FP32)
-        given.temperatures[3] = 0.0
-        return trial(given)
+    Limits are those of `accept_sampled`, which ends in the same kernel.
+    """
 
-    yield Case("accept_filtered", make)
+    def at(width: int) -> Case:
+        def make(new: Inputs) -> Trial:
+            chosen = (20, 1.0, 0.0), (ALL, 0.9, 0.0), (ALL, 1.0, 0.1), (1, 1.0, 0.0)
+            given = requests(new, 4, width, shapes.vocab_size, *chosen, dtype=FP32)
+            given.temperatures[3] = 0.0
+            return trial(given)
+
+        return Case(f"accept_filtered at width {width}", make)
+
+    return map(at, shapes.widths)

@@ -27,6 +27,8 @@ PART = 128  # columns of which a maximum and a sum are kept
 HALVINGS = tl.constexpr(20)  # of a bound: 40 / 2**20 is 4e-5 of a logit
 CAPACITY = 4096  # tokens above the bounds that a row is drawn from; with more it is read again
 
+PARAMETERS = ("temperature_ptr", "top_k_ptr", "top_p_ptr", "min_p_ptr")
+
 LOWEST = tl.constexpr(-(2**31))
 HIGHEST = tl.constexpr(2**31 - 1)
 
@@ -42,7 +44,7 @@ def filters_of(request, temperature_ptr, top_k_ptr, top_p_ptr, min_p_ptr, num_id
     return temperature, top_k, top_p, min_p, filtered
 
 
-@triton.jit
+@triton.jit(do_not_specialize=("prefix_ptr", "seed_ptr", *PARAMETERS, "width"))
 def _scan_tile(
     logits_ptr,
     prefix_ptr,
@@ -59,13 +61,13 @@ def _scan_tile(
     part_sums_ptr,
     num_ids,
     row_stride,
-    WIDTH: tl.constexpr,
+    width,
     TILE: tl.constexpr,
     PART: tl.constexpr,
 ):
     """Peak, sum and maxima of a filtered row's tile; the best token of another row's."""
     row, tile = tl.program_id(0), tl.program_id(1)
-    request = row // WIDTH
+    request = row // width
     temperature, _top_k, _top_p, _min_p, filtered = filters_of(
         request, temperature_ptr, top_k_ptr, top_p_ptr, min_p_ptr, num_ids
     )
@@ -84,7 +86,7 @@ def _scan_tile(
         tl.store(scores_ptr + out, float("-inf"))
         tl.store(ids_ptr + out, NO_ID)
     else:
-        position = tl.load(prefix_ptr + request) + row % WIDTH
+        position = tl.load(prefix_ptr + request) + row % width
         row_hash = hash_of_row(tl.load(seed_ptr + request), position)
         best, best_id = best_of_tile(
             logits_ptr, row, tile, temperature, row_hash, num_ids, row_stride, TILE
@@ -129,7 +131,7 @@ def kth_bound(part_peaks, given, top_k):
     return tl.where(low == LOWEST, float("-inf"), kth)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=(*PARAMETERS, "width"))
 def _bound_row(
     temperature_ptr,
     top_k_ptr,
@@ -145,7 +147,7 @@ def _bound_row(
     count_ptr,
     num_ids,
     tiles,
-    WIDTH: tl.constexpr,
+    width,
     TILES: tl.constexpr,
     PARTS: tl.constexpr,
     PARTS_A_TILE: tl.constexpr,
@@ -154,7 +156,7 @@ def _bound_row(
     """A row's peak and normaliser, and a value that no kept token is below."""
     row = tl.program_id(0)
     _temperature, top_k, top_p, min_p, filtered = filters_of(
-        row // WIDTH, temperature_ptr, top_k_ptr, top_p_ptr, min_p_ptr, num_ids
+        row // width, temperature_ptr, top_k_ptr, top_p_ptr, min_p_ptr, num_ids
     )
     bound = tl.full((), float("inf"), tl.float32)
     if filtered:
@@ -188,7 +190,7 @@ def _bound_row(
     tl.store(count_ptr + row, 0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=("temperature_ptr", "width"))
 def _gather_tile(
     logits_ptr,
     temperature_ptr,
@@ -199,7 +201,7 @@ def _gather_tile(
     value_ids_ptr,
     num_ids,
     row_stride,
-    WIDTH: tl.constexpr,
+    width,
     TILE: tl.constexpr,
     CAPACITY: tl.constexpr,
 ):
@@ -210,7 +212,7 @@ def _gather_tile(
     if (peak >= bound) & (peak > float("-inf")):
         index = tile * TILE + tl.arange(0, TILE)
         x = load_logits(logits_ptr, row, index, num_ids, row_stride)
-        scaled = tl.div_rn(x, tl.load(temperature_ptr + row // WIDTH))
+        scaled = tl.div_rn(x, tl.load(temperature_ptr + row // width))
         above = (scaled >= bound) & (x > float("-inf"))
         added = above.to(tl.int32)
         place = tl.atomic_add(count_ptr + row, tl.sum(added, 0)) + tl.cumsum(added, 0) - 1
@@ -318,7 +320,7 @@ def draw_from_row(
     return best_id
 
 
-@triton.jit
+@triton.jit(do_not_specialize=("prefix_ptr", "seed_ptr", *PARAMETERS, "width"))
 def _choose_row(
     logits_ptr,
     prefix_ptr,
@@ -337,18 +339,18 @@ def _choose_row(
     num_ids,
     tiles,
     row_stride,
-    WIDTH: tl.constexpr,
+    width,
     TILE: tl.constexpr,
     CAPACITY: tl.constexpr,
 ):
     """Draw a filtered row's token, and put it where `accept_request` finds the best of a tile."""
     row = tl.program_id(0)
-    request = row // WIDTH
+    request = row // width
     temperature, top_k, top_p, min_p, filtered = filters_of(
         request, temperature_ptr, top_k_ptr, top_p_ptr, min_p_ptr, num_ids
     )
     if filtered:
-        position = tl.load(prefix_ptr + request) + row % WIDTH
+        position = tl.load(prefix_ptr + request) + row % width
         row_hash = hash_of_row(tl.load(seed_ptr + request), position)
         peak, total = tl.load(row_peak_ptr + row), tl.load(row_sum_ptr + row)
         count = tl.load(count_ptr + row)
@@ -428,7 +430,7 @@ def accept_filtered(
         part_sums,
         num_ids,
         logits.stride(0),
-        WIDTH=width,
+        width,
         TILE=TILE,
         PART=PART,
         num_warps=4,
@@ -445,7 +447,7 @@ def accept_filtered(
         count,
         num_ids,
         tiles,
-        WIDTH=width,
+        width,
         TILES=triton.next_power_of_2(tiles),
         PARTS=triton.next_power_of_2(tiles * (TILE // PART)),
         PARTS_A_TILE=TILE // PART,
@@ -462,7 +464,7 @@ def accept_filtered(
         value_ids,
         num_ids,
         logits.stride(0),
-        WIDTH=width,
+        width,
         TILE=TILE,
         CAPACITY=CAPACITY,
         num_warps=8,
@@ -483,7 +485,7 @@ def accept_filtered(
         num_ids,
         tiles,
         logits.stride(0),
-        WIDTH=width,
+        width,
         TILE=TILE,
         CAPACITY=CAPACITY,
         num_warps=8,

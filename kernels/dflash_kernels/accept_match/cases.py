@@ -80,6 +80,8 @@ CASES = (
 
 
 def for_server(shapes: ServerShapes) -> Iterator[Case]:
-    """At a server's block size, with both options."""
-    case = with_options(shapes.block_size, "limit", "extra_accept", bs=7)
-    yield case._replace(name="accept_match")
+    """At a server's widths, with and without each option."""
+    for width in shapes.widths:
+        for names in ((), ("limit",), ("extra_accept",), ("limit", "extra_accept")):
+            case = with_options(width, *names, bs=7)
+            yield case._replace(name=" ".join((f"accept_match at width {width}", *names)))

@@ -5,11 +5,23 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from dflash_kernels.triton_common import commit, rows_of
+from dflash_kernels.triton_common import commit, lanes_of, rows_of
 from dflash_kernels.types import Acceptance
 
 
-@triton.jit
+@triton.jit(
+    do_not_specialize=(
+        "draft_ptr",
+        "verifier_ptr",
+        "prefix_ptr",
+        "limit_ptr",
+        "extra_accept_ptr",
+        "draft_stride",
+        "verifier_stride",
+        "extra_accept_stride",
+        "width",
+    )
+)
 def _accept_match(
     draft_ptr,
     verifier_ptr,
@@ -24,15 +36,15 @@ def _accept_match(
     draft_stride,
     verifier_stride,
     extra_accept_stride,
-    WIDTH: tl.constexpr,
+    width,
     LANES: tl.constexpr,
 ):
     request = tl.program_id(0)
     column = tl.arange(0, LANES)
-    has_draft = column < WIDTH - 1
+    has_draft = column < width - 1
     draft = tl.load(draft_ptr + request * draft_stride + column + 1, mask=has_draft, other=0)
     chosen = tl.load(
-        verifier_ptr + request * verifier_stride + column, mask=column < WIDTH, other=0
+        verifier_ptr + request * verifier_stride + column, mask=column < width, other=0
     )
     accepted = draft == chosen
     if extra_accept_ptr is not None:
@@ -55,7 +67,7 @@ def _accept_match(
         bonus_ptr,
         lens_ptr,
         output_ptr,
-        WIDTH,
+        width,
         output_ptr is not None,
     )
 
@@ -88,8 +100,8 @@ def accept_match(
             draft_ids.stride(0),
             verifier_ids.stride(0),
             0 if extra_accept is None else extra_accept.stride(0),
-            WIDTH=width,
-            LANES=triton.next_power_of_2(width),
+            width,
+            LANES=lanes_of(width),
             num_warps=1,
         )
     return got

@@ -181,12 +181,18 @@ CASES = (
 
 
 def for_server(shapes: ServerShapes) -> Iterator[Case]:
-    """At a server's vocabulary, in float32, to which SGLang's logits processor casts."""
+    """At a server's widths and vocabulary, in float32, to which SGLang's logits processor casts."""
 
-    def make(new: Inputs) -> Trial:
-        # Eight rows: the reference takes ten float64 copies of them.
-        given = requests(new, 2, 4, shapes.vocab_size, dtype=FP32)
-        given.temperatures[0] = 0.0  # greedy
-        return trial(given)
+    def at(width: int, limited: bool) -> Case:
+        def make(new: Inputs) -> Trial:
+            # Few rows: the reference takes ten float64 copies of them.
+            given = requests(new, 2, width, shapes.vocab_size, dtype=FP32)
+            given.temperatures[0] = 0.0  # greedy
+            limit = new.ids(width, 2, dtype=torch.int32) if limited else None
+            return trial(given, limit)
 
-    yield Case("accept_sampled", make)
+        return Case(f"accept_sampled at width {width}{' limit' if limited else ''}", make)
+
+    for width in shapes.widths:
+        yield at(width, limited=False)
+        yield at(width, limited=True)

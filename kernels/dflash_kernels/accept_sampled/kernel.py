@@ -16,7 +16,9 @@ from dflash_kernels.types import Acceptance
 TILE = 4096  # columns a program reads
 
 
-@triton.jit
+@triton.jit(
+    do_not_specialize=("prefix_ptr", "temperature_ptr", "seed_ptr", "width"),
+)
 def _sample_tile(
     logits_ptr,
     prefix_ptr,
@@ -26,12 +28,12 @@ def _sample_tile(
     ids_ptr,
     num_ids,
     row_stride,
-    WIDTH: tl.constexpr,
+    width,
     TILE: tl.constexpr,
 ):
     row, tile = tl.program_id(0), tl.program_id(1)
-    request = row // WIDTH
-    position = tl.load(prefix_ptr + request) + row % WIDTH
+    request = row // width
+    position = tl.load(prefix_ptr + request) + row % width
     row_hash = hash_of_row(tl.load(seed_ptr + request), position)
     temperature = tl.load(temperature_ptr + request)
     best, best_id = best_of_tile(
@@ -67,7 +69,7 @@ def accept_sampled(
             ids,
             num_ids,
             logits.stride(0),
-            WIDTH=width,
+            width,
             TILE=TILE,
             num_warps=4,
         )

@@ -222,7 +222,19 @@ CASES = (
 
 
 def for_server(shapes: ServerShapes) -> Iterator[Case]:
-    """At a server's block size and vocabulary, by both rules."""
-    size = (2, shapes.block_size, shapes.vocab_size, min(8, shapes.vocab_size))
-    for rule in RULES:
-        yield of_size(rule, *size)._replace(name=rule)
+    """At a server's widths and vocabulary, by its rule; nothing where drafts are matched."""
+    rule = shapes.rejection
+    if rule is None:
+        return
+
+    def at(width: int, limited: bool) -> Case:
+        def make(new: Inputs) -> Trial:
+            limit = new.ids(width, 2, dtype=torch.int32) if limited else None
+            return trial(rule, requests(new, 2, width, shapes.vocab_size, shapes.top), limit)
+
+        return Case(f"{rule} at width {width}{' limit' if limited else ''}", make)
+
+    for width in shapes.widths:
+        if width > 1:  # else nothing is drafted
+            yield at(width, limited=False)
+            yield at(width, limited=True)

@@ -9,18 +9,18 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from dflash_kernels.triton_common import NO_ID, commit, rows_of
+from dflash_kernels.triton_common import NO_ID, commit, lanes_of, rows_of
 from dflash_kernels.types import Acceptance, Proposal
 
 TILE = 2048  # columns a program reads: 64 bytes of float32 a thread in flight
 
 
 @triton.jit
-def running_ratios(steps, column, WIDTH: tl.constexpr):
-    """r_0 .. r_{WIDTH-1} of p / q at each draft, [lanes] float64."""
+def running_ratios(steps, column, width):
+    """r_0 .. r_{width-1} of p / q at each draft, [lanes] float64."""
     ratios = tl.full(steps.shape, 1.0, tl.float64)
     ratio = tl.full((), 1.0, tl.float64)
-    for i in range(WIDTH - 1):
+    for i in range(width - 1):
         ratio = tl.minimum(ratio * tl.sum(tl.where(column == i, steps, 0.0), 0), 1.0)
         ratios = tl.where(column == i + 1, ratio, ratios)
     return ratios
@@ -38,7 +38,17 @@ def keep_probs(ratios, wanted, proposed, column, last):
     return tl.where(column == last, ratios, inner)
 
 
-@triton.jit
+@triton.jit(
+    do_not_specialize=(
+        "draft_ptr",
+        "uniforms_ptr",
+        "limit_ptr",
+        "draft_stride",
+        "top_stride",
+        "uniforms_stride",
+        "width",
+    )
+)
 def _accept_drafts(
     draft_ptr,
     top_ids_ptr,
@@ -54,7 +64,7 @@ def _accept_drafts(
     verifier_stride,
     row_stride,
     uniforms_stride,
-    WIDTH: tl.constexpr,
+    width,
     TOP: tl.constexpr,
     LANES: tl.constexpr,
     TOP_LANES: tl.constexpr,
@@ -62,7 +72,7 @@ def _accept_drafts(
 ):
     request = tl.program_id(0)
     column, rank = tl.arange(0, LANES), tl.arange(0, TOP_LANES)
-    has_draft = column < WIDTH - 1
+    has_draft = column < width - 1
     draft = tl.load(draft_ptr + request * draft_stride + column + 1, mask=has_draft, other=0)
     given = has_draft[:, None] & (rank[None, :] < TOP)
     top = request * top_stride + column[:, None] * TOP + rank[None, :]
@@ -73,13 +83,13 @@ def _accept_drafts(
     drawn_from = tl.sum(tl.where(ids == draft[:, None], proposed, 0.0), 1)
     likely = tl.load(rows + draft, mask=has_draft, other=0.0).to(tl.float64)
 
-    last = WIDTH - 1
+    last = width - 1
     if limit_ptr is not None:
         last = tl.minimum(tl.load(limit_ptr + request), last)
     uniforms = uniforms_ptr + request * uniforms_stride
     if AS_BLOCK:
         wanted = tl.load(rows[:, None] + ids, mask=given, other=0.0).to(tl.float64)
-        ratios = running_ratios(likely / tl.where(has_draft, drawn_from, 1.0), column, WIDTH)
+        ratios = running_ratios(likely / tl.where(has_draft, drawn_from, 1.0), column, width)
         keep = keep_probs(ratios, wanted, proposed, column, last)
         reachable = (column >= 1) & (column <= last)
         u = tl.load(uniforms + column - 1, mask=reachable, other=0.0).to(tl.float64)
@@ -88,7 +98,7 @@ def _accept_drafts(
     else:
         u = tl.load(uniforms + column, mask=has_draft, other=0.0).to(tl.float64)
         accepted = (u * drawn_from < likely) & (column < last)
-        accept_len = tl.min(tl.where(accepted, WIDTH, column), 0)
+        accept_len = tl.min(tl.where(accepted, width, column), 0)
         ratio = tl.full((), 1.0, tl.float64)
     # The row's proposal is subtracted, but for a request that accepted all it may.
     whole = accept_len == last
@@ -123,7 +133,7 @@ def weights_of_tile(
     return index, p, weight
 
 
-@triton.jit
+@triton.jit(do_not_specialize=("top_stride",))
 def _sum_tile(
     top_ids_ptr,
     top_probs_ptr,
@@ -161,7 +171,17 @@ def _sum_tile(
     tl.store(out + 1, tl.sum(p, 0))
 
 
-@triton.jit
+@triton.jit(
+    do_not_specialize=(
+        "draft_ptr",
+        "uniforms_ptr",
+        "prefix_ptr",
+        "draft_stride",
+        "top_stride",
+        "uniforms_stride",
+        "width",
+    )
+)
 def _draw_bonus(
     draft_ptr,
     top_ids_ptr,
@@ -184,7 +204,7 @@ def _draw_bonus(
     verifier_stride,
     row_stride,
     uniforms_stride,
-    WIDTH: tl.constexpr,
+    width,
     TOP: tl.constexpr,
     LANES: tl.constexpr,
     TILES: tl.constexpr,
@@ -202,7 +222,7 @@ def _draw_bonus(
         sums = tl.load(pairs + 1, mask=tile < tiles, other=0.0)
         following = following * 0 - 1
         ratio = ratio * 0 + 1.0
-    u = tl.load(uniforms_ptr + request * uniforms_stride + WIDTH - 1).to(tl.float64)
+    u = tl.load(uniforms_ptr + request * uniforms_stride + width - 1).to(tl.float64)
     threshold = u * tl.sum(sums, 0)
     # Sums of a scan need not ascend in the last bit: what has no weight is left out by name, and
     # where rounding leaves nothing above the threshold the last that has some is taken.
@@ -230,7 +250,7 @@ def _draw_bonus(
 
     column = tl.arange(0, LANES)
     draft = tl.load(
-        draft_ptr + request * draft_stride + column + 1, mask=column < WIDTH - 1, other=0
+        draft_ptr + request * draft_stride + column + 1, mask=column < width - 1, other=0
     )
     commit(
         request,
@@ -244,7 +264,7 @@ def _draw_bonus(
         bonus_ptr,
         lens_ptr,
         output_ptr,
-        WIDTH,
+        width,
         True,
     )
 
@@ -298,7 +318,7 @@ def _launch(
     sums = torch.empty((bs, tiles, 2), dtype=torch.float64, device=device)
     top_stride = (width - 1) * top
     strides = (top_stride, verifier_probs.stride(0), verifier_probs.stride(1))
-    lanes = triton.next_power_of_2(width)
+    lanes = lanes_of(width)
     if bs:
         _accept_drafts[(bs,)](
             draft_ids,
@@ -313,7 +333,7 @@ def _launch(
             draft_ids.stride(0),
             *strides,
             uniforms.stride(0),
-            WIDTH=width,
+            width,
             TOP=top,
             LANES=lanes,
             TOP_LANES=triton.next_power_of_2(top),
@@ -354,7 +374,7 @@ def _launch(
             draft_ids.stride(0),
             *strides,
             uniforms.stride(0),
-            WIDTH=width,
+            width,
             TOP=top,
             LANES=lanes,
             TILES=triton.next_power_of_2(tiles),

@@ -207,13 +207,24 @@ CASES = (
 
 
 def for_server(shapes: ServerShapes) -> Iterator[Case]:
-    """At a server's drafter and caches."""
-
-    def make(new: Inputs) -> Trial:
-        sizes = (shapes.layers, shapes.kv_heads, shapes.head_dim, shapes.rotary_dim)
-        given = projections(new, 14, *sizes, dtype=shapes.dtype, cache_dtype=shapes.cache_dtype)
-        return trial(given._replace(norm_weights=given.norm_weights.to(shapes.dtype)))
-
+    """At a server's drafter and caches; FP8 caches without scales and with them."""
     # Two steps of the cache's rounding: the device's square root and division are approximate.
     tolerance = 2 * (2**-3 if shapes.cache_dtype.itemsize == 1 else 2**-8)
-    yield Case("context_kv", make, tolerance)
+
+    def with_scales(scaled: bool) -> Case:
+        def make(new: Inputs) -> Trial:
+            sizes = (shapes.layers, shapes.kv_heads, shapes.head_dim, shapes.rotary_dim)
+            scales = 1 + new.uniforms(shapes.layers, 2) if scaled else None
+            given = projections(new, 14, *sizes, shapes.dtype, shapes.cache_dtype, scales)
+            return trial(
+                given._replace(
+                    norm_weights=given.norm_weights.to(shapes.dtype),
+                    cos_sin=given.cos_sin.to(shapes.rotary_dtype),
+                )
+            )
+
+        return Case("context_kv with scales" if scaled else "context_kv", make, tolerance)
+
+    yield with_scales(False)
+    if shapes.cache_dtype == FP8:
+        yield with_scales(True)

@@ -40,7 +40,7 @@ def _store(row_ptr, x, scale_ptr, mask, FP8: tl.constexpr):
         tl.store(row_ptr, x.to(row_ptr.dtype.element_ty), mask=mask)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=("positions_ptr", "slots_ptr", "valid_ptr", "width"))
 def _context_kv(
     kv_ptr,
     weight_ptr,

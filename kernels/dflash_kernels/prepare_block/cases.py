@@ -58,7 +58,13 @@ CASES = (
 
 
 def for_server(shapes: ServerShapes) -> Iterator[Case]:
-    """At a server's block size."""
-    size = shapes.block_size
-    columns = 300 + size
-    yield Case("prepare_block", lambda new: trial(layout(new, 7, size, 9, columns), size))
+    """At a server's widths."""
+
+    def at(width: int) -> Case:
+        columns = 300 + width
+        return Case(
+            f"prepare_block at width {width}",
+            lambda new: trial(layout(new, 7, width, 9, columns), width),
+        )
+
+    return map(at, shapes.widths)

@@ -5,10 +5,21 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from dflash_kernels.triton_common import lanes_of
 from dflash_kernels.types import Block
 
 
-@triton.jit
+@triton.jit(
+    do_not_specialize=(
+        "anchor_ptr",
+        "prefix_ptr",
+        "row_ptr",
+        "table_ptr",
+        "table_stride",
+        "mask_token_id",
+        "block_size",
+    )
+)
 def _prepare_block(
     anchor_ptr,
     prefix_ptr,
@@ -19,18 +30,18 @@ def _prepare_block(
     slots_ptr,
     table_stride,
     mask_token_id,
-    BLOCK_SIZE: tl.constexpr,
+    block_size,
     LANES: tl.constexpr,
 ):
     request = tl.program_id(0)
     column = tl.arange(0, LANES)
-    in_block = column < BLOCK_SIZE
+    in_block = column < block_size
     position = tl.load(prefix_ptr + request).to(tl.int64) + column
     # int64: a row times the table's width passes 2**31 with 8k requests of 256k tokens.
     row = tl.load(row_ptr + request).to(tl.int64) * table_stride
     slot = tl.load(table_ptr + row + position, mask=in_block, other=0).to(tl.int64)
     anchor = tl.load(anchor_ptr + request).to(tl.int64)
-    out = request * BLOCK_SIZE + column
+    out = request * block_size + column
     tl.store(ids_ptr + out, tl.where(column == 0, anchor, mask_token_id), mask=in_block)
     tl.store(positions_ptr + out, position, mask=in_block)
     tl.store(slots_ptr + out, slot, mask=in_block)
@@ -57,8 +68,8 @@ def prepare_block(
             *block,
             req_to_token.stride(0),
             mask_token_id,
-            BLOCK_SIZE=block_size,
-            LANES=triton.next_power_of_2(block_size),
+            block_size,
+            LANES=lanes_of(block_size),
             num_warps=1,
         )
     return block

@@ -126,6 +126,7 @@ CASES = (
 
 
 def for_server(shapes: ServerShapes) -> Iterator[Case]:
-    """At a server's block size."""
-    if shapes.block_size > 1:
-        yield random(shapes.block_size - 1, seed=0)._replace(name="verify_bound")
+    """At a server's widths."""
+    for width in shapes.widths:
+        if width > 1:  # else nothing is drafted
+            yield random(width - 1, seed=0)._replace(name=f"verify_bound at width {width}")

@@ -10,7 +10,9 @@ from dflash_sglang.errors import OpsError
 from dflash_sglang.step.setup import op_self_test as ops
 from dflash_sglang.step.setup.op_self_test import prepare_ops
 
-SHAPES = ServerShapes(16, 1000, 1, torch.bfloat16, 5, 8, 128, 128, torch.bfloat16)
+SHAPES = ServerShapes(
+    (1, 16), 1000, 1, torch.bfloat16, 5, 8, 128, 128, torch.float32, torch.bfloat16, None
+)
 
 
 @pytest.fixture
