@@ -83,8 +83,6 @@ def started(cache_dtype: torch.dtype = SIZES.dtype, **flags: Any) -> Iterator[St
     with ExitStack() as stack:
         stack.enter_context(fake_gpu(SIZES, **flags))
         stack.enter_context(mock.patch.object(self_test, "compare"))
-        # It reads which slots are written, which a fake tensor cannot tell.
-        stack.enter_context(mock.patch.object(part_of("context_kv", "reference"), "context_kv"))
         stack.enter_context(mock.patch.object(torch.cuda, "synchronize"))
         server = FakeServer(SIZES, cache_dtype)
         yield Started(server, make_worker(server, tests_ops=True))

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from dflash_kernels.case import OPS, Case, difference, part_of
+from dflash_kernels.case import OPS, Case, Trial, difference, part_of
 from dflash_kernels.types import ServerShapes
 
 __all__ = ["OpError", "self_test"]
@@ -43,16 +43,17 @@ def self_test(device: torch.device | str, shapes: ServerShapes) -> dict[str, flo
             except Exception as problem:
                 raise OpError(f"{case.name} does not run: {problem}") from problem
             seconds[op] += time.perf_counter() - begin
-            compare(case, got, trial.run(part_of(op, "reference")))
+            compare(op, case, trial, got)
     return dict(seconds)
 
 
-def compare(case: Case, got: Sequence[Tensor], expected: Sequence[Tensor]) -> None:
-    """Raise where an op differs from its reference.
+def compare(op: str, case: Case, trial: Trial, got: Sequence[Tensor]) -> None:
+    """Run the reference of an op, and compare.
 
     Raises:
-        OpError: with the case and the output.
+        OpError: with the case and the output that differs.
     """
+    expected = trial.run(part_of(op, "reference"))
     for i, pair in enumerate(zip(got, expected, strict=True)):
         if difference(*pair) > case.tolerance:
             raise OpError(f"{case.name} differs from its reference in output {i}")

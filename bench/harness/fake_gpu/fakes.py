@@ -188,7 +188,7 @@ class FakeServer:
 
     def _planner(self, translator: KVIndexTranslator) -> Any:
         """A model's attention backend."""
-        return Planner(lambda: self.guard, translator)
+        return Planner(lambda: self.guard, translator, self.sizes.max_requests)
 
     def _draft_forward(self, forward_batch: Any) -> Any:
         """As a graph is replayed: what was folded into it runs, and counts, inside."""

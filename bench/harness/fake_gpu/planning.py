@@ -16,7 +16,7 @@ from sglang.srt.mem_cache import kv_index_translator
 from torch import Tensor
 
 from bench.harness.fake_gpu.capture_guard import PLAN, CaptureGuard
-from bench.harness.fake_gpu.traffic import PUBLIC, new
+from bench.harness.fake_gpu.traffic import new
 
 
 class Planner:
@@ -26,12 +26,14 @@ class Planner:
         self,
         guard: Callable[[], CaptureGuard],
         translator: kv_index_translator.KVIndexTranslator,
+        max_requests: int,
     ) -> None:
         """Makes a backend's planner.
 
         Args:
             guard: of the step that runs.
             translator: of the model runner.
+            max_requests: of the server.
         """
         self._guard = guard
         updater = object.__new__(flashinfer_backend.FlashInferIndicesUpdaterPrefill)
@@ -42,9 +44,9 @@ class Planner:
             data_type=torch.bfloat16,
             q_data_type=torch.bfloat16,
             attn_backend=SimpleNamespace(kv_index_translator=translator),
-            kv_last_page_len=_integers(PUBLIC.max_requests),
-            kv_indptr=[_integers(PUBLIC.max_requests + 1)],
-            qo_indptr=[_integers(PUBLIC.max_requests + 1)],
+            kv_last_page_len=_integers(max_requests),
+            kv_indptr=[_integers(max_requests + 1)],
+            qo_indptr=[_integers(max_requests + 1)],
             prefill_wrapper_ragged=None,
         )
         self._updater = updater

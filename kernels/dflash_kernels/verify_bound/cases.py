@@ -1,6 +1,7 @@
 """Cases of `verify_bound`: every bound, every class, ties, prices that forbid, no finite logit."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from math import inf
 
 import torch
@@ -13,17 +14,22 @@ from dflash_kernels.verify_bound.reference import CLASSES, EDGES
 Given = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
-def given_for(new: Inputs, classes: list[int], prices: list[float]) -> Given:
+def given_for(new: Inputs, classes: Sequence[int], prices: Sequence[float]) -> Given:
+    """`inputs` of numbers on the host."""
+    return inputs(new, new.each(*classes, dtype=torch.int64), new.each(*prices))
+
+
+def inputs(new: Inputs, classes: Tensor, prices: Tensor) -> Given:
     """Positions in the middle of their classes; acceptance in sixteenths, so that sums are exact.
 
     Products of up to four of them are exact in float32, and so is any order of adding them up:
     equal values are equal on every device.
     """
-    edges = (0.0, *EDGES, 1.0)
-    confidence = new.each(*[(edges[k] + edges[k + 1]) / 2 for k in classes])
+    middles = [(low + high) / 2 for low, high in pairwise((0.0, *EDGES, 1.0))]
+    confidence = new.each(*middles)[classes]
     lse = new.floats(len(classes), scale=5.0)
     acceptance = (torch.arange(1, CLASSES + 1) / 16).to(torch.float32).to(new.device)
-    return confidence.log() + lse, lse, acceptance, new.each(*prices)
+    return confidence.log() + lse, lse, acceptance, prices
 
 
 def trial(new: Inputs, classes: list[int], prices: list[float], bound: int) -> Trial:
@@ -54,9 +60,7 @@ def random(drafts: int, *, seed: int) -> Case:
     """Any classes and prices; values are apart by construction, by a price of its own each."""
 
     def make(new: Inputs) -> Trial:
-        classes = new.ids(CLASSES, drafts).tolist()
-        prices = (new.ids(64, drafts + 1) * 0.03).tolist()
-        given = given_for(new, classes, prices)
+        given = inputs(new, new.ids(CLASSES, drafts), new.ids(64, drafts + 1) * 0.03)
         return Trial(lambda op: [op.verify_bound(*given)])
 
     return Case(f"{drafts} drafts, any price, {seed}", make)

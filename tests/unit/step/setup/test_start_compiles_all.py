@@ -90,7 +90,7 @@ def test_the_harness_sees_what_serving_launches(server: Server) -> None:
     """One that sees nothing would pass every other test."""
     for kind in ("greedy", "sampled", "filtered"):
         server.serve(kind, 8, 4)
-    assert {one.op for one in server.served} == {
+    assert {one.op for one in server.served} >= {
         "prepare_block",
         "draft_tail",
         "accept_match",
