@@ -22,7 +22,7 @@ from bench.harness.fake_gpu.our_worker import make_worker
 from bench.harness.fake_gpu.traffic import PUBLIC, Traffic, make_batch, new
 from bench.kernels.specialisations import Compile, compiled
 from dflash_sglang.core.penalties import PenaltyParams
-from dflash_sglang.step import request_options
+from dflash_sglang.step import batch_facts
 from dflash_sglang.step.penalties import PenalisedRows, Penalties
 from dflash_sglang.step.state import DraftState
 from dflash_sglang.step.verifier_sampling import VerifierSampler
@@ -105,7 +105,7 @@ def serve(step: Started, kind: Requests, batch_size: int, width: int) -> None:
         info.acc_additive_penalties = new(batch_size, SIZES.vocabulary, dtype=torch.float32)
     with (
         mock.patch.object(step.worker._widths, "choose", return_value=width),
-        mock.patch.object(request_options, "async_h2d", _copied),
+        mock.patch.object(batch_facts, "async_h2d", _copied),
         mock.patch.object(Penalties, "rows_of", return_value=_penalised()),
         mock.patch.object(VerifierSampler, "choose", return_value=new(batch_size, width)),
         step.server.guarded(strict=False),
