@@ -47,7 +47,7 @@ class OpsChoice(StrEnum):
 class Rollback(StrEnum):
     """How the recurrent layers of a hybrid verifier undo rejected tokens."""
 
-    AUTO = "auto"  # replay on a CPU, snapshot on a GPU
+    AUTO = "auto"  # replay on a CPU, and on a GPU where snapshots hold too few requests
     REPLAY = "replay"  # what each token changes is recorded, and replayed as far as accepted
     SNAPSHOT = "snapshot"  # the state after each token is kept
 

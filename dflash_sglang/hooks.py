@@ -12,6 +12,7 @@ from sglang.srt.plugins.hook_registry import HookRegistry, HookSource, HookType
 
 from dflash_sglang.errors import ContractError
 from dflash_sglang.preflight.rollback import allow_replay
+from dflash_sglang.preflight.rollback_by_memory import divide_memory
 from dflash_sglang.preflight.server_flags import refuse_unsupported_flags
 from dflash_sglang.preflight.serving import pair_report, serving_worker
 
@@ -104,7 +105,8 @@ def add_internal_state(original: Callable[..., None], holder: Any, state: dict[s
     state["dflash"] = holder.scheduler.draft_worker.internal_state()
 
 
-REQUEST_POOL = f"{_SRT}.mem_cache.kv_cache_configurator.KVCacheConfigurator._build_hybrid_req_pool"
+_CONFIGURATOR = f"{_SRT}.mem_cache.kv_cache_configurator.KVCacheConfigurator"
+REQUEST_POOL = f"{_CONFIGURATOR}._build_hybrid_req_pool"
 
 # Set in every process.
 PROCESS_HOOKS = (
@@ -153,6 +155,12 @@ WORKER_HOOKS = (
         HookType.AROUND,
         allow_replay,
         "it refuses replay with DFLASH, for SGLang's own worker",
+    ),
+    Hook(
+        f"{_CONFIGURATOR}._handle_max_mamba_cache",
+        HookType.AROUND,
+        divide_memory,
+        "rollback 'auto' depends on how many requests have states",
     ),
 )
 

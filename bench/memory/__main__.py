@@ -25,9 +25,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             "MB a request slot": f"{scratch / 1e6:.1f}",
             "of snapshots": f"{scratch / snapshots:.1%}",
             "running requests": H200.requests(QWEN36, scratch),
-            "SGLang's division": H200.requests_by_default(QWEN36, scratch),
+            "SGLang's division": H200.requests_by_default(QWEN36, BLOCK, length),
         }
-        for scheme, scratch in (("snapshot", snapshots), ("replay", QWEN36.record(BLOCK, LENGTH)))
+        for scheme, scratch, length in (
+            ("snapshot", snapshots, 0),
+            ("replay", QWEN36.record(BLOCK, LENGTH), LENGTH),
+        )
     ]
     print(report.table(rows, given.markdown))
     report.write_rows(given.json, rows)

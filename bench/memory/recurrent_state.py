@@ -6,6 +6,10 @@ FLOAT32, BFLOAT16 = 4, 2
 # A running request owns one state, and two that the prefix cache takes in turns.
 STATES_A_REQUEST = 3
 MAMBA_RATIO = 0.9  # --mamba-full-memory-ratio by default
+# What SGLang counts for it, with overlap and states kept in the middle of requests: two more, of
+# prefixes.
+SLOTS_A_REQUEST = 5
+ASKED = 48  # running requests, SGLang's default with DFLASH
 
 
 class Layers(NamedTuple):
@@ -65,17 +69,33 @@ class Budget(NamedTuple):
         request = STATES_A_REQUEST * layers.state() + scratch + self.context * self.token
         return int(self.pools() // request)
 
-    def requests_by_default(self, layers: Layers, scratch: int) -> int:
-        """Running requests that have a state as SGLang divides what is left beside the weights.
+    def requests_by_default(
+        self, layers: Layers, block_size: int, record_length: int = 0, asked: int = ASKED
+    ) -> int:
+        """Running requests that have states as SGLang divides what is left beside the weights.
 
-        States and scratch get `MAMBA_RATIO` times what keys and values get; nothing else limits.
+        States and what rolls them back get `MAMBA_RATIO` times what keys and values get; nothing
+        else limits.
+
+        Args:
+            layers: the model's.
+            block_size: tokens of a block.
+            record_length: tokens that the record of a replay holds; 0 for snapshots.
+            asked: running requests, for which records are set aside.
 
         Source: `KVCacheConfigurator._handle_max_mamba_cache` in
-            sglang/srt/mem_cache/kv_cache_configurator.py, whose bytes of a snapshot also count
-            the convolution's state.
+            sglang/srt/mem_cache/kv_cache_configurator.py. Its bytes of a snapshot count the
+            convolution's state, and those of a record leave the windows out. One slot more of each
+            is padding.
         """
-        states = self.pools() * MAMBA_RATIO / (1 + MAMBA_RATIO)
-        return int(states // (STATES_A_REQUEST * layers.state() + scratch))
+        budget, state = self.pools() * MAMBA_RATIO / (1 + MAMBA_RATIO), layers.state()
+        if record_length:
+            record = layers.record(block_size, record_length) - layers.windows(block_size)
+            slots = (budget - (asked + 1) * record - state) // state
+        else:
+            padding = state * (1 + block_size)
+            slots = (budget - padding) // (state * (1 + block_size / SLOTS_A_REQUEST))
+        return int(slots // SLOTS_A_REQUEST)
 
     def pools(self) -> float:
         """Bytes that are left for states, keys and values."""

@@ -90,6 +90,6 @@ def _has_delta_nets(server_args: Any) -> bool:
 
 def _replays(settings: Settings, device: str) -> bool:
     if settings.rollback == Rollback.AUTO:
-        # The replay's kernels have not been measured on a GPU yet: docs/method/recurrent-state.md.
+        # Elsewhere memory decides, when the pools are sized: rollback_by_memory.py.
         return device == "cpu"
     return settings.rollback == Rollback.REPLAY

@@ -19,6 +19,7 @@ srt.arg_groups.overrides: | flags set at start
     declare_resolution(server_args, source)
 srt.arg_groups.fields: | flags read from SGLang's namespaces or set at start
     disable_radix_cache linear_replayssm_cache_len enable_linear_replayssm_spec
+    max_mamba_cache_size linear_attn_decode_backend linear_attn_backend enable_unified_memory
 srt.environ:Envs | drafters of a shorter context
     SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN
 # Hooks.
@@ -39,6 +40,11 @@ srt.managers.scheduler_components.internal_state:SchedulerInternalStateControlle
     _add_speculative(state)
 srt.mem_cache.kv_cache_configurator:KVCacheConfigurator | hook: replay with DFLASH
     _build_hybrid_req_pool(max_num_reqs, extra_max_context_len)
+srt.mem_cache.kv_cache_configurator:KVCacheConfigurator | hook: replay where snapshots hold too few
+    _handle_max_mamba_cache(total_rest_memory) _calculate_mamba_ratio mambaish_config
+    hybrid_gdn_config hybrid_kda_config attn_dp_size
+srt.configs.mamba_utils:BaseLinearStateParams | bytes of snapshots and of a record
+    mamba_cache_per_req replayssm_ring_bytes_per_req(record_len)
 # The worker interface.
 srt.speculative.base_spec_worker:BaseSpecWorker | overridden, at start | WorkerBase
     alloc_memory_pool init_attention_backends init_cuda_graphs spec_v2_attn_backends
@@ -121,6 +127,7 @@ srt.mem_cache.memory_pool:HybridReqToTokenPool | committing a replay
     get_speculative_mamba2_params_all_layers
 srt.mem_cache.memory_pool:MambaPool | committing a replay
     replayssm_spec_write_pos replayssm_cache_base replayssm_is_flush State.temporal
+    enable_linear_replayssm_spec
     State.replayssm_d State.replayssm_k State.replayssm_g State.replayssm_rawv State.replayssm_rawk
 """
 

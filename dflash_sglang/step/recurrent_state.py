@@ -22,6 +22,7 @@ from sglang.srt.runtime_context import get_schedule
 from sglang.srt.speculative.spec_utils import _verify_commit_step_indices
 from torch import Tensor
 
+from dflash_sglang.config import Rollback
 from dflash_sglang.step.setup.width_runners import WidthRunners
 
 if TYPE_CHECKING:
@@ -53,6 +54,12 @@ class RecurrentStates:
         self._chain = torch.arange(requests * block_size, device=model_runner.device).view(
             requests, block_size
         )
+
+    @property
+    def rollback(self) -> Rollback:
+        """Which way was chosen at start."""
+        pool = self._model_runner.req_to_token_pool.mamba_pool
+        return Rollback.REPLAY if pool.enable_linear_replayssm_spec else Rollback.SNAPSHOT
 
     def commit(self, batch: ScheduleBatch, width: int, commit_len: Tensor) -> None:
         """Commit what a verify at `width` has accepted.

@@ -252,6 +252,17 @@ def test_snapshots_with_slots_on_demand(talk: Talk, tmp_path: Path) -> None:
     assert max(server.log_values("#retracted_reqs")) > 0
 
 
+def test_replay_that_the_division_of_memory_chose(talk: Talk, tmp_path: Path) -> None:
+    """As on a GPU without room for snapshots: chosen after the flags, before the pools."""
+    with serve(talk, tmp_path, plugins=("scripted_widths", "little_memory")) as server:
+        found = assert_chats(server, talk, "memory", random_widths=True)
+        state = server.server_info()["internal_states"][0]["dflash"]
+    assert_no_fewer(found, talk.cached)
+    assert state["rollback"] == "replay"
+    log = server.log_path.read_text()
+    assert "back by replay: with snapshots 0 of the 32 running requests asked for" in log
+
+
 def test_without_buffers_the_state_of_an_end_is_handed_on(talk: Talk, tmp_path: Path) -> None:
     """An answer ends inside what its last verify accepts; a later turn finds all of it."""
     args = ("--disable-overlap-schedule", "--mamba-radix-cache-strategy", "no_buffer")

@@ -140,9 +140,11 @@ class WorkerBase(BaseSpecWorker):
 
     def internal_state(self) -> dict[str, Any]:
         """Effective settings and counters, for /get_server_info."""
+        chosen = {} if self._recurrent is None else {"rollback": self._recurrent.rollback}
         return {
             "accept_rule": self._rule.value,
             **dataclasses.asdict(self._settings),
+            **chosen,
             "steps_by_width": self._widths.forwards_by_width(),
         }
 

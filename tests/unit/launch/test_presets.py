@@ -67,8 +67,8 @@ def test_its_running_requests_fit(preset: Preset) -> None:
     layers = QWEN36._replace(
         key_heads=QWEN36.key_heads // preset.ranks, heads=QWEN36.heads // preset.ranks
     )
-    snapshots = preset.budget.requests_by_default(layers, layers.snapshots(BLOCK))
+    snapshots = preset.budget.requests_by_default(layers, BLOCK)
     assert flags(preset).max_running_requests <= snapshots
     (promised,) = re.findall(r"(\d+) requests fit", preset.file.read_text())
-    replay = preset.budget.requests_by_default(layers, layers.record(BLOCK, LENGTH))
+    replay = preset.budget.requests_by_default(layers, BLOCK, LENGTH, asked=int(promised))
     assert 1.5 * snapshots < int(promised) <= replay

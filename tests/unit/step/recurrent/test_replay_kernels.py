@@ -13,14 +13,17 @@ ROOT = Path(__file__).parents[4]
 
 
 @pytest.mark.kernel
-def test_sglangs_kernels_keep_the_protocol() -> None:
-    file = Path(__file__).with_name("replay_interpreted.py")
+@pytest.mark.parametrize(
+    ("file", "passed"), [("replay_interpreted.py", 4), ("replay_tf32_interpreted.py", 1)]
+)
+def test_sglangs_kernels_keep_the_protocol(file: str, passed: int) -> None:
+    path = str(Path(__file__).with_name(file))
     done = subprocess.run(
-        [sys.executable, "-P", "-m", "pytest", "-q", "-p", "no:cacheprovider", str(file)],
+        [sys.executable, "-P", "-m", "pytest", "-q", "-p", "no:cacheprovider", path],
         cwd=ROOT,
         env={**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "4 passed" in done.stdout
+    assert f"{passed} passed" in done.stdout
