@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from dflash_kernels.dispatch import launch_op
 from dflash_kernels.triton_common import (
     NO_ID,
     accept_best,
@@ -493,7 +494,7 @@ def accept_filtered(
     return accept_best(scores, ids, draft_ids, prefix_lens, limit)
 
 
-@torch.library.custom_op("dflash::accept_filtered", mutates_args=())
+@launch_op("dflash::accept_filtered")
 def accept_filtered_op(
     logits: Tensor,
     draft_ids: Tensor,

@@ -1,10 +1,10 @@
 """Triton form of `accept_match`: one program a request."""
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from dflash_kernels.dispatch import launch_op
 from dflash_kernels.triton_common import commit, lanes_of, rows_of
 from dflash_kernels.types import Acceptance
 
@@ -107,7 +107,7 @@ def accept_match(
     return got
 
 
-@torch.library.custom_op("dflash::accept_match", mutates_args=())
+@launch_op("dflash::accept_match")
 def accept_match_op(
     draft_ids: Tensor,
     verifier_ids: Tensor,

@@ -5,6 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from dflash_kernels.dispatch import launch_op
 from dflash_kernels.triton_common import (
     accept_best,
     best_of_tile,
@@ -76,7 +77,7 @@ def accept_sampled(
     return accept_best(scores, ids, draft_ids, prefix_lens, limit)
 
 
-@torch.library.custom_op("dflash::accept_sampled", mutates_args=())
+@launch_op("dflash::accept_sampled")
 def accept_sampled_op(
     logits: Tensor,
     draft_ids: Tensor,

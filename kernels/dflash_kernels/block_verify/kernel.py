@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from dflash_kernels.dispatch import launch_op
 from dflash_kernels.triton_common import NO_ID, commit, lanes_of, rows_of
 from dflash_kernels.types import Acceptance, Proposal
 
@@ -384,7 +385,7 @@ def _launch(
     return got
 
 
-@torch.library.custom_op("dflash::block_verify", mutates_args=())
+@launch_op("dflash::block_verify")
 def block_verify_op(
     draft_ids: Tensor,
     top_ids: Tensor,

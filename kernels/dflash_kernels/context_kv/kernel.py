@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from dflash_kernels.dispatch import launch_op
 from dflash_kernels.types import FP8, LayerCaches
 
 
@@ -165,7 +166,7 @@ def context_kv(
     )
 
 
-@torch.library.custom_op("dflash::context_kv", mutates_args=("keys", "values"))
+@launch_op("dflash::context_kv", mutates_args=("keys", "values"))
 def context_kv_op(
     kv: Tensor,
     norm_weights: Tensor,

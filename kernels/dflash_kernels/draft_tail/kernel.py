@@ -5,6 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from dflash_kernels.dispatch import launch_op
 from dflash_kernels.triton_common import load_logits, order_of, rows_of
 from dflash_kernels.types import Tail
 
@@ -120,7 +121,7 @@ def draft_tail(logits: Tensor, *, num_ids: int, top: int = 1) -> Tail:
     return Tail(ids, values, lse)
 
 
-@torch.library.custom_op("dflash::draft_tail", mutates_args=())
+@launch_op("dflash::draft_tail")
 def draft_tail_op(logits: Tensor, num_ids: int, top: int) -> tuple[Tensor, Tensor, Tensor]:
     """The launch as a custom op: opaque to a capture, and known to fake tensors."""
     ids, values, lse = draft_tail(logits, num_ids=num_ids, top=top)

@@ -5,6 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from dflash_kernels.dispatch import launch_op
 from dflash_kernels.triton_common import lanes_of
 from dflash_kernels.types import Block
 
@@ -79,7 +80,7 @@ def _new(like: Tensor, *shape: int) -> Tensor:
     return torch.empty(shape, dtype=torch.int64, device=like.device)
 
 
-@torch.library.custom_op("dflash::prepare_block", mutates_args=())
+@launch_op("dflash::prepare_block")
 def prepare_block_op(
     anchor_ids: Tensor,
     prefix_lens: Tensor,

@@ -5,6 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from dflash_kernels.dispatch import launch_op
 from dflash_kernels.verify_bound.reference import EDGES
 
 
@@ -62,7 +63,7 @@ def verify_bound(values: Tensor, lse: Tensor, acceptance: Tensor, prices: Tensor
     return out
 
 
-@torch.library.custom_op("dflash::verify_bound", mutates_args=())
+@launch_op("dflash::verify_bound")
 def verify_bound_op(values: Tensor, lse: Tensor, acceptance: Tensor, prices: Tensor) -> Tensor:
     """The launch as a custom op: opaque to a capture, and known to fake tensors."""
     return verify_bound(values, lse, acceptance, prices)
