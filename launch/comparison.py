@@ -88,25 +88,35 @@ def recurrent(verifier: Path) -> bool:
     return "linear_attention" in config.get("layer_types", ())
 
 
-def make_server(mode: Mode, options: Options) -> Server:
-    """The server of one mode: the same limits in each, so that only the worker differs."""
-    most = max(options.concurrency)
+def pair_args(model: str, most: int, device: Device) -> list[str]:
+    """Flags that servers of an embedded pair share, so that only the worker differs.
+
+    Args:
+        model: name of the pair.
+        most: the highest concurrency.
+        device: where they run.
+    """
     args = ["--max-running-requests", str(most)]
     args += ["--max-total-tokens", str(max(8192, TOKENS_PER_REQUEST * most))]
     # 1: none. Unset, SGLang holds a new prefill back until several slots are free, with DFLASH
     # alone and only near the limit above, which is where this load runs.
     args += ["--min-free-slots-delay", "1"]
-    verifier = zoo.path(options.model).verifier
-    if options.device is CPU:
+    if device is CPU:
         # Nothing runs beside the scheduler on a CPU: overlap would only add a step to every answer.
         args.append("--disable-overlap-schedule")
-    elif recurrent(verifier):
+    elif recurrent(zoo.path(model).verifier):
         # As on the CPU platform; unset, SGLang takes a share of the GPU's memory for the states.
         args += ["--max-mamba-cache-size", str(STATES_PER_REQUEST * most + SPARE_STATES)]
+    return args
+
+
+def make_server(mode: Mode, options: Options) -> Server:
+    """The server of one mode."""
+    args = pair_args(options.model, max(options.concurrency), options.device)
     if mode.drafter is not None:
         args += ["--speculative-dflash-block-size", str(options.block_size)]
     return Server(
-        verifier,
+        zoo.path(options.model).verifier,
         mode.drafter,
         args=[*args, *mode.args],
         env=mode.env,

@@ -66,8 +66,12 @@ def hide(environment: MutableMapping[str, str]) -> None:
     environment.update(HIDDEN)
 
 
-def choose(gpu: bool) -> Device:
+def choose(gpu: bool, otherwise: str = "leave --gpu out: the CPU then serves") -> Device:
     """The device of an embedded pair's servers; without `gpu` accelerators are hidden from here on.
+
+    Args:
+        gpu: whether the GPU is to serve.
+        otherwise: what to do on a machine without one, for the error.
 
     Raises:
         DeviceError: there is no GPU, or there is an accelerator that no variable hides.
@@ -82,10 +86,9 @@ def choose(gpu: bool) -> Device:
             )
         return CPU
     if (found := find_accelerator()) not in SERVED:
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES", "not set")
         raise DeviceError(
-            f"--gpu: torch finds {found or 'no accelerator'} here, and the GPU must be one of "
-            f"CUDA or ROCm. Look at `nvidia-smi` and at CUDA_VISIBLE_DEVICES "
-            f"({os.environ.get('CUDA_VISIBLE_DEVICES', 'not set')!r}), or leave --gpu out: the "
-            "CPU then serves."
+            f"a GPU with CUDA or ROCm is needed, and torch finds {found or 'no accelerator'} here. "
+            f"Look at `nvidia-smi` and at CUDA_VISIBLE_DEVICES ({visible!r}), or {otherwise}."
         )
     return GPU

@@ -3,9 +3,9 @@
     bench/gpu_check.sh [--json FILE]           # or python -m bench.gpu
     bench/gpu_check.sh --only ops --small      # what it runs under compute-sanitizer
 
-Needs torch 2.11, Triton 3.6 and one CUDA GPU; compute-sanitizer and FlashInfer are used where they
-are. Without a GPU it runs to the end, compares the references with themselves, and reports what it
-skipped. Exit status 1 when a check fails.
+Needs one CUDA GPU, and torch and Triton no older than in constraints.txt; compute-sanitizer and
+FlashInfer are used where they are. Without a GPU it runs to the end, compares the references with
+themselves, and reports what it skipped. Exit status 1 when a check fails.
 """
 
 import argparse

@@ -20,7 +20,8 @@ from bench.gpu import attention, speed
 from bench.gpu.results import Result, version_of
 
 ROOT = Path(__file__).resolve().parents[2]
-NEEDED = {"torch": (2, 11), "triton": (3, 6)}
+PINS = ROOT / "constraints.txt"
+NEEDED = ("torch", "triton")
 SANITIZED = 60  # seconds for one run under compute-sanitizer
 COMPILED = 180  # seconds for FlashInfer, which compiles its kernels first
 BATCHES = (1, 8, 64)
@@ -28,11 +29,23 @@ VOCABULARY = 248_320
 
 
 def check_versions() -> Iterator[Result]:
-    """Versions that are too old fail here, with their names, and not somewhere in a kernel."""
-    for name, needed in NEEDED.items():
-        found = version_of(name)
-        numbers = tuple(map(int, found.split(".")[:2])) if found[0].isdigit() else (0, 0)
-        yield Result("versions", f"{name} {found}", numbers >= needed)
+    """Versions older than the pinned ones fail here, by name, and not somewhere in a kernel."""
+    for name in NEEDED:
+        found, needed = version_of(name), pinned(name)
+        new_enough = found[0].isdigit() and minor(found) >= minor(needed)
+        note = "" if new_enough else f"install {name}=={needed}, as in {PINS.name}"
+        yield Result("versions", f"{name} {found}", new_enough, note)
+
+
+def pinned(package: str) -> str:
+    """Its version in constraints.txt, with which everything here was tested."""
+    pins = dict(line.split("==") for line in PINS.read_text().splitlines() if "==" in line)
+    return pins[package]
+
+
+def minor(version: str) -> tuple[int, ...]:
+    """Its first two numbers."""
+    return tuple(map(int, version.split(".")[:2]))
 
 
 def check_ops(small: bool) -> Iterator[Result]:

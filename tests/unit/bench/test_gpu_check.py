@@ -48,6 +48,24 @@ def test_without_a_gpu_it_runs_to_the_end_and_says_what_it_skipped(tmp_path: Pat
     assert all("no GPU" in row["note"] for row in report["results"] if row["passed"] is None)
 
 
+def test_versions_are_those_of_the_pins(monkeypatch: pytest.MonkeyPatch) -> None:
+    # A list by hand stays behind when the pins move.
+    assert all(result.passed for result in checks.check_versions())
+    pins = (ROOT / "constraints.txt").read_text().splitlines()
+    for package in checks.NEEDED:
+        assert f"{package}=={checks.pinned(package)}" in pins
+    monkeypatch.setattr(checks, "version_of", lambda _: "2.11.0")
+    old = {result.case.split()[0]: result for result in checks.check_versions()}
+    assert old["torch"].passed is False
+    assert f"install torch=={checks.pinned('torch')}" in old["torch"].note
+
+
+@pytest.mark.parametrize("found", ["absent", "3.6.0"])
+def test_an_absent_or_old_triton_fails_by_name(monkeypatch: pytest.MonkeyPatch, found: str) -> None:
+    monkeypatch.setattr(checks, "version_of", lambda _: found)
+    assert [r.passed for r in checks.check_versions() if r.case == f"triton {found}"] == [False]
+
+
 def test_every_op_has_cases_and_is_timed() -> None:
     folders = {file.parent.name for file in ROOT.glob("kernels/dflash_kernels/*/kernel.py")}
     assert set(OPS) == folders

@@ -60,7 +60,7 @@ def test_gpu_without_a_gpu_names_what_hides_it(monkeypatch: pytest.MonkeyPatch) 
 
 def test_gpu_is_not_another_accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(devices, "find_accelerator", lambda: "mps")
-    with pytest.raises(DeviceError, match="finds mps here"):
+    with pytest.raises(DeviceError, match="torch finds mps here"):
         devices.choose(gpu=True)
 
 
