@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -17,6 +17,7 @@ from dflash_sglang.core.width import (
     WidthPolicy,
     WidthSettings,
 )
+from dflash_sglang.step.state import host_prefix_lens
 
 Mark = float | torch.cuda.Event  # a point in time, of the host or of the stream
 
@@ -63,15 +64,28 @@ class WidthController:
         """Whether there is more than one width."""
         return len(self.ladder) > 1
 
-    def start(self, costs: CostTable) -> None:
-        """Use the policy from now on; until then every step has the widest width."""
-        self._costs = costs
-        self._policy = WidthPolicy(self._block_size, costs, self._settings)
+    def start(self, costs: CostTable, largest_batch: Mapping[int, int] | None = None) -> None:
+        """Use the policy from now on; until then every step has the widest width.
 
+        Args:
+            costs: measured at start.
+            largest_batch: as of `WidthPolicy`.
+        """
+        self._costs = costs
+        self._policy = WidthPolicy(self._block_size, costs, self._settings, largest_batch)
+
+<<<<<<< HEAD
     def begin(self, keys: Sequence[str]) -> DecodeStep:
         """A decode step of these requests begins; the time of the previous one ends here."""
         step = DecodeStep(keys)
         if self._policy is not None:
+=======
+    def begin(self, batch: ScheduleBatch) -> DecodeStep:
+        """A decode step begins; the time of the previous one ends here."""
+        step = DecodeStep([req.rid for req in batch.reqs])
+        if self._policy is not None and self._costs is not None:
+            self._costs.at(float(host_prefix_lens(batch).sum()) / len(step.keys))
+>>>>>>> 9bb2d2f (wip widths)
             step.begin = self._clock.mark()
             if self._steps and self._steps[-1].next_begin is None:
                 self._steps[-1].next_begin = step.begin

@@ -61,8 +61,8 @@ class CostTable:
             draft: seconds of a draft forward, at the cells of `verify` with a width above 1.
             verify: seconds of a verify forward, for every width that will be used, at the batch
                 sizes at which it will be.
-            draft_per_token: seconds that a token more of context adds to a draft forward, at the
-                cells of `draft`; None for nothing.
+            draft_per_token: seconds that a token more of context adds to a draft forward, at some
+                cells of `draft`, of every width; None for nothing.
             verify_per_token: likewise, of a verify.
             context: tokens before the block at which `draft` and `verify` were measured.
             bounded: seconds of a single request's verify by (tokens routed to experts, width), for
@@ -74,13 +74,12 @@ class CostTable:
         """
         self._batches = sorted({batch for batch, _ in verify})
         widths = sorted({width for _, width in verify})
-        drafted = {cell for cell in verify if cell[1] > 1}
         smallest = {(self._batches[0], width) for width in widths} if verify else {(1, 1)}
         if (
             not smallest <= set(verify)
-            or set(draft) != drafted
-            or set(draft_per_token or drafted) != drafted
-            or set(verify_per_token or verify) != set(verify)
+            or set(draft) != {cell for cell in verify if cell[1] > 1}
+            or not smallest & set(draft) <= set(draft_per_token or draft) <= set(draft)
+            or not smallest <= set(verify_per_token or verify) <= set(verify)
         ):
             raise ValueError(
                 f"verify was measured at {sorted(verify)}, draft at {sorted(draft)}: measure every "

@@ -24,7 +24,7 @@ class WidthSettings:
         explore_share: share of the time that steps wider than the best known width may lose.
     """
 
-    widths: tuple[int, ...] = (1, 2, 4, 8, 12, 16)
+    widths: tuple[int, ...] = (1, 4, 8, 16)  # docs/results/width.md: which pay
     min_width: int = 1
     max_width: int | None = None
     half_life: float = 64.0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -93,16 +93,14 @@ class Drafter:
             for width in widths
         }
         self._width = max(widths)  # of the graph that is captured, or the forward that runs
-        self._runners = WidthRunners(
-            draft_runner, tuple(widths), self._attention, on_activate=self._prepare
-        )
+        self._runners = WidthRunners(draft_runner, self._attention, on_activate=self._prepare)
 
     def capture_tail(self) -> None:
         """Fold the head and the argmax into the draft CUDA graphs; call before capture."""
         self._runner.capture_tail_hooks.append(make_draft_sampler_capture_hook(self._tail))
 
     def init_graphs(self, draft_worker: TpModelWorker, *, capture: bool) -> None:
-        """Make the draft forward of every width ready to run.
+        """Make the draft forward of whole blocks ready to run.
 
         Args:
             draft_worker: that has the drafter's attention backend for whole blocks.
@@ -110,7 +108,12 @@ class Drafter:
         """
         with draft_pp_context(), draft_tp_context(self._layout):
             draft_worker.init_cuda_graphs(capture_decode_cuda_graph=capture)
-            self._runners.build(capture=capture)
+        self._runners.adopt_block()
+
+    def build(self, width: int, batch_sizes: Sequence[int] | None) -> None:
+        """Make the draft forward of a width ready to run; arguments as of `WidthRunners.build`."""
+        with draft_pp_context(), draft_tp_context(self._layout):
+            self._runners.build(width, batch_sizes)
 
     def init_attention(self) -> None:
         """Take SGLang's attention backend, or ours in its place; call it once that is there."""

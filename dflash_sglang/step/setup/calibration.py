@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import statistics
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -18,8 +18,10 @@ from sglang.srt.model_executor.forward_batch_info import (
 )
 from sglang.srt.speculative.dflash_info import DFlashVerifyInput
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
+from torch import Tensor
 
 from dflash_sglang.core.width import CostTable
+from dflash_sglang.step.width_control import StepClock
 
 if TYPE_CHECKING:
     from sglang.srt.mem_cache.kv_loc_plan import KVLocPlan
@@ -28,13 +30,20 @@ if TYPE_CHECKING:
     from dflash_sglang.step.draft.drafter import Drafter
     from dflash_sglang.step.setup.width_runners import WidthRunners
 
+Cells = dict[tuple[int, int], float]  # seconds by (batch size, width)
+
 BATCH_SIZES = (1, 4, 16, 64)
 CONTEXT = 64  # tokens before the block
+LONG_CONTEXT = 16384  # the same for what attention reads, as far as model and pool allow
 REPEATS = 3  # and one to warm up
+HEAD_START = 50_000_000  # cycles of the device, some 30 ms: launching the repeats takes less
 
 
 class Calibration:
-    """Runs forwards over dummy requests that read and write the padding slot 0."""
+    """Runs forwards over dummy requests, before there are others.
+
+    They read the KV pool as it is, and write its padding slot 0.
+    """
 
     def __init__(
         self, model_runner: ModelRunner, drafter: Drafter, runners: WidthRunners, block_size: int
@@ -44,47 +53,111 @@ class Calibration:
         self._runners = runners
         self._block_size = block_size
         self._device = model_runner.device
+        self._clock = StepClock(self._device)
 
     @torch.inference_mode()
-    def measure(self, widths: Sequence[int], max_batch_size: int) -> CostTable:
+    def measure(
+        self,
+        widths: Sequence[int],
+        max_batch_size: int,
+        largest_batch: Mapping[int, int] | None = None,
+    ) -> CostTable:
         """Seconds of a draft and of a verify forward by batch size and width.
 
         Args:
             widths: to be measured.
             max_batch_size: the largest batch that will be served.
+            largest_batch: the largest batch size at which a width will be used, of those that will
+                not be used at any; 0 for one that will not be used at all.
         """
-        draft: dict[tuple[int, int], float] = {}
-        verify: dict[tuple[int, int], float] = {}
-        smaller = (size for size in BATCH_SIZES if size < max_batch_size)
-        for batch_size in (*smaller, max_batch_size):
-            batch, whole = self._batch(batch_size), self._block(batch_size)
-            for width in widths:
-                block = Block(*(columns[:, :width].contiguous() for columns in whole))
-                plan = self._plan(batch, block)
-                if width > 1:
-                    draft[batch_size, width] = self._seconds(
-                        partial(self._drafter.candidates, batch, block, plan)
-                    )
-                self._runners.activate(width)
-                verify[batch_size, width] = self._seconds(partial(self._verify, batch, block, plan))
+        limits = {width: max_batch_size for width in widths} | dict(largest_batch or {})
+        reach = {width: min(limits[width], max_batch_size) for width in widths if limits[width]}
+        sizes = {size for size in BATCH_SIZES if size < max_batch_size} | set(reach.values())
+        draft: Cells = {}
+        verify: Cells = {}
+        for batch_size in sorted(sizes):
+            used = [width for width in reach if batch_size <= reach[width]]
+            self._measure_batch(batch_size, CONTEXT, used, draft, verify)
+        draft_per_token: Cells = {}
+        verify_per_token: Cells = {}
+        # Attention reads as many times more as there are requests: two batch sizes tell.
+        for batch_size in sorted({1, *reach.values()} & sizes):
+            used = [width for width in reach if batch_size in (1, reach[width])]
+            context = self._long_context(batch_size)
+            long_draft: Cells = {}
+            long_verify: Cells = {}
+            self._measure_batch(batch_size, context, used, long_draft, long_verify)
+            for long, short, per_token in (
+                (long_draft, draft, draft_per_token),
+                (long_verify, verify, verify_per_token),
+            ):
+                more = max(1, context - CONTEXT)
+                per_token |= {cell: (long[cell] - short[cell]) / more for cell in long}
         self._runners.restore()
-        return CostTable(draft, verify)
+        return CostTable(
+            draft,
+            verify,
+            draft_per_token=draft_per_token,
+            verify_per_token=verify_per_token,
+            context=CONTEXT,
+        )
 
-    def _batch(self, batch_size: int) -> Any:
+    def _measure_batch(
+        self, batch_size: int, context: int, widths: Sequence[int], draft: Cells, verify: Cells
+    ) -> None:
+        """Add what forwards of a batch take at some widths, behind so many tokens of context."""
+        batch, whole = self._batch(batch_size, context), self._block(batch_size, context)
+        table = self._runner.req_to_token_pool.req_to_token
+        self._spread(table, batch_size, context)
+        for width in widths:
+            block = Block(*(columns[:, :width].contiguous() for columns in whole))
+            plan = self._plan(batch, block)
+            runs: list[Callable[[], object]] = [partial(self._verify, batch, block, plan)]
+            if width > 1:
+                runs.insert(0, partial(self._drafter.candidates, batch, block, plan))
+            self._runners.activate(width)
+            *drafted, verify[batch_size, width] = self._seconds(runs)
+            if drafted:
+                (draft[batch_size, width],) = drafted
+        table[1 : batch_size + 1] = 0
+
+    def _long_context(self, batch_size: int) -> int:
+        """The longest context that the model takes and the pool holds for each request."""
+        runner = self._runner
+        held = min(
+            LONG_CONTEXT,
+            runner.model_config.context_len - 2 * self._block_size,
+            runner.max_total_num_tokens // batch_size,
+        )
+        # Whole pages, as requests have them; below twice the short one nothing would be seen.
+        held -= held % runner.token_to_kv_pool_allocator.page_size
+        return held if held >= 2 * CONTEXT else CONTEXT
+
+    def _spread(self, table: Tensor, batch_size: int, context: int) -> None:
+        """Give each request slots of its own: of one slot, all reads would come from a cache."""
+        if self._runner.kv_index_translator.is_translating:
+            return  # a slot that was not allocated is in no pool
+        page_size = self._runner.token_to_kv_pool_allocator.page_size
+        tokens = torch.arange(batch_size * context, device=table.device)
+        slots = page_size + tokens % self._runner.max_total_num_tokens
+        table[1 : batch_size + 1, :context] = slots.view(batch_size, context).to(table.dtype)
+
+    def _batch(self, batch_size: int, context: int) -> Any:
         """The members of a `ScheduleBatch` that the forwards read."""
-        lens = torch.full((batch_size,), CONTEXT, dtype=torch.int64)
+        lens = torch.full((batch_size,), context, dtype=torch.int64)
         return SimpleNamespace(
             seq_lens=lens.to(self._device),
             seq_lens_cpu=lens,
-            req_pool_indices=torch.zeros(batch_size, dtype=torch.int64, device=self._device),
+            # Row 0 is for padding.
+            req_pool_indices=torch.arange(1, batch_size + 1, device=self._device),
             can_run_decode_cuda_graph=True,
         )
 
-    def _block(self, batch_size: int) -> Block:
+    def _block(self, batch_size: int, context: int) -> Block:
         shape = (batch_size, self._block_size)
         # Different tokens: of one token, all would go to the same experts.
         ids = torch.randint(0, self._runner.model_config.vocab_size, shape, device=self._device)
-        positions = CONTEXT + torch.arange(self._block_size, device=self._device)
+        positions = context + torch.arange(self._block_size, device=self._device)
         return Block(
             ids=ids,
             positions=positions.expand(shape).contiguous(),
@@ -129,11 +202,22 @@ class Calibration:
         plan.bind(forward_batch, self._runner.kv_index_translator)
         self._runner.forward(forward_batch)
 
-    def _seconds(self, run: Callable[[], object]) -> float:
-        times = []
-        for _ in range(1 + REPEATS):
-            begin = time.perf_counter()
+    def _seconds(self, runs: Sequence[Callable[[], object]]) -> list[float]:
+        """Median seconds of each of some forwards, run one after the other as a step does.
+
+        On CUDA they are timed on the stream, where the host has been given a head start: under
+        overlap it prepares a step while the device runs another.
+        """
+        for run in runs:
             run()
-            torch.get_device_module(self._device).synchronize()
-            times.append(time.perf_counter() - begin)
-        return statistics.median(times[1:])
+        device = torch.get_device_module(self._device)
+        device.synchronize()
+        if torch.device(self._device).type == "cuda":
+            torch.cuda._sleep(HEAD_START)  # type: ignore[no-untyped-call]
+        marks = [self._clock.mark()]
+        for run in [*runs] * REPEATS:
+            run()
+            marks.append(self._clock.mark())
+        device.synchronize()
+        times = [self._clock.seconds(*pair) or 0.0 for pair in pairwise(marks)]
+        return [statistics.median(times[place :: len(runs)]) for place in range(len(runs))]

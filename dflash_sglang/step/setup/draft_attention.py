@@ -21,6 +21,7 @@ from dflash_sglang.core.draft_attention import (
     paged_layout,
     plan,
 )
+from dflash_sglang.step.setup.shared_buffers import borrow_plan
 
 if TYPE_CHECKING:
     from sglang.srt.model_executor.forward_batch_info import ForwardBatch
@@ -54,6 +55,16 @@ class BlockAttention(AttentionBackend):
         self._captured: dict[int, Mapping[AttentionWindow, Any]] = {}  # by batch size
         self._buffers: dict[AttentionWindow, _Buffers] = {}
         self._planned: Mapping[AttentionWindow, Any] = self._eager
+        self._whole: BlockAttention | None = None
+
+    def borrow(self, whole: BlockAttention) -> None:
+        """Capture with another one's large buffers; call it before its graphs are captured.
+
+        Args:
+            whole: that of the block, whose graphs are captured. Its forwards and these never
+                overlap, and each plans anew.
+        """
+        self._whole = whole
 
     # ---- what the runners call -----------------------------------------------------------------
 
@@ -67,7 +78,12 @@ class BlockAttention(AttentionBackend):
             longest = self._columns
             if window.window_left >= 0:
                 longest = min(longest, window.window_left + self._block_size)
-            self._buffers[window] = _Buffers(max_bs, longest, self._workspace.device)
+            self._buffers[window] = _Buffers(
+                max_bs,
+                longest,
+                self._workspace.device,
+                None if self._whole is None else self._whole._buffers[window].kv_indices,
+            )
 
     def init_forward_metadata_out_graph(
         self, forward_batch: ForwardBatch, in_capture: bool = False
@@ -78,6 +94,9 @@ class BlockAttention(AttentionBackend):
             self._captured[bs] = {
                 window: self._wrapper(**buffers.of(bs)) for window, buffers in self._buffers.items()
             }
+            if self._whole is not None and bs in self._whole._captured:
+                for window, wrapper in self._captured[bs].items():
+                    borrow_plan(wrapper, self._whole._captured[bs][window])
         self._plan(forward_batch, self._captured[bs])
 
     def init_forward_metadata(self, forward_batch: ForwardBatch) -> None:
@@ -166,11 +185,13 @@ class BlockAttention(AttentionBackend):
 class _Buffers:
     """What the captured wrappers of one kind of layer read, at every batch size."""
 
-    def __init__(self, max_bs: int, longest: int, device: torch.device) -> None:
+    def __init__(
+        self, max_bs: int, longest: int, device: torch.device, kv_indices: Tensor | None
+    ) -> None:
         def new(size: int) -> Tensor:
             return torch.zeros(size, dtype=torch.int32, device=device)
 
-        self.kv_indices = new(max_bs * longest)
+        self.kv_indices = new(max_bs * longest) if kv_indices is None else kv_indices
         self._qo_indptr, self._kv_indptr = new(max_bs + 1), new(max_bs + 1)
         self._last_page_lens = new(max_bs)
 

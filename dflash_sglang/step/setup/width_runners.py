@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from sglang.srt.model_executor.cuda_graph_config import with_phase
 from sglang.srt.model_executor.runner import DecodeCudaGraphRunner
-from sglang.srt.runtime_context import get_context, get_spec
+from sglang.srt.runtime_context import get_context, get_exec, get_spec
+
+from dflash_sglang.step.setup.draft_attention import BlockAttention
+from dflash_sglang.step.setup.shared_buffers import borrow_buffers
 
 if TYPE_CHECKING:
     from sglang.srt.model_executor.model_runner import ModelRunner
@@ -25,7 +30,7 @@ class WidthRunners:
     """Switches a model runner, the verifier's or the drafter's, between widths.
 
     A backend keeps its metadata by batch size, for one number of tokens a request; so do captured
-    graphs. Everything else of the model runner is shared.
+    graphs. Everything else of the model runner is shared, and the backends' large buffers.
 
     Source: `EAGLEWorkerV2.build_adaptive_runtime_state` in
         sglang/srt/speculative/eagle_worker_v2.py builds the same pair for its numbers of steps.
@@ -34,7 +39,6 @@ class WidthRunners:
     def __init__(
         self,
         model_runner: ModelRunner,
-        widths: tuple[int, ...],
         attention: Callable[[Any, int], Any] = lambda backend, width: backend,
         *,
         on_activate: Callable[[int], None] = lambda width: None,
@@ -43,40 +47,52 @@ class WidthRunners:
 
         Args:
             model_runner: the model's.
-            widths: tokens of a request in a forward, the anchor counted.
             attention: what serves a width, given SGLang's backend for it.
             on_activate: called with a width before its graphs are captured, and its forwards run.
         """
         self._model_runner = model_runner
         self._attention = attention
         self._on_activate = on_activate
-        self._widths = widths
         self._runners: dict[int, Runner] = {}
         self._block_size = get_spec().speculative_num_draft_tokens
 
-    def build(self, *, capture: bool) -> None:
-        """Build what narrower widths need; call it when the block's own is in place."""
+    def adopt_block(self) -> None:
+        """Take over the block's own backend and graphs; call it when SGLang has built them."""
         runner = self._model_runner
         self._runners[self._block_size] = Runner(
             runner.attn_backend, runner.decode_cuda_graph_runner
         )
-        for width in self._widths:
-            if width != self._block_size:
-                self._runners[width] = self._build_one(width, capture=capture)
-        get_context().override(_SOURCE, speculative_num_draft_tokens=self._block_size)
 
-    def _build_one(self, width: int, *, capture: bool) -> Runner:
+    def build(self, width: int, batch_sizes: Sequence[int] | None) -> None:
+        """Build what a width needs; the block's is never built again.
+
+        Args:
+            width: tokens of a request in a forward, the anchor counted.
+            batch_sizes: to capture, as far as the pools hold them; None to capture nothing.
+        """
+        if width in self._runners:
+            return
+        runner, whole = self._model_runner, self._runners[self._block_size]
         get_context().override(_SOURCE, speculative_num_draft_tokens=width)
         self._on_activate(width)
-        runner = self._model_runner
         # All share SGLang's workspace, as its backend's batch sizes do: forwards follow each other.
-        backend = self._attention(runner._get_attention_backend(), width)
-        if not capture:
-            return Runner(backend, None)
-        graphs = DecodeCudaGraphRunner(
-            runner, attn_backend=backend, speculative_num_draft_tokens=width
-        )
-        return Runner(backend, graphs)
+        backend, graphs = self._attention(runner._get_attention_backend(), width), None
+        if batch_sizes is not None:
+            if isinstance(backend, BlockAttention):
+                backend.borrow(whole.attn_backend)
+            else:
+                borrow_buffers(backend, whole.attn_backend)
+            with _captured_batch_sizes(batch_sizes):
+                graphs = DecodeCudaGraphRunner(
+                    runner, attn_backend=backend, speculative_num_draft_tokens=width
+                )
+        self._runners[width] = Runner(backend, graphs)
+        get_context().override(_SOURCE, speculative_num_draft_tokens=self._block_size)
+
+    def captured(self, width: int) -> tuple[int, ...]:
+        """Batch sizes whose graphs were captured for a width, ascending; empty for none."""
+        # SGLang's eager runner, where it stands for the block's, has none.
+        return tuple(getattr(self._runners[width].graph_runner, "capture_bs", ()))
 
     def backends(self) -> tuple[Any, ...]:
         """All attention backends."""
@@ -96,3 +112,12 @@ class WidthRunners:
         backend, graphs = self._runners[width]
         self._model_runner.attn_backend = backend
         self._model_runner.decode_cuda_graph_runner = graphs
+
+
+@contextmanager
+def _captured_batch_sizes(batch_sizes: Sequence[int]) -> Iterator[None]:
+    """Batch sizes that a graph runner made in here captures."""
+    graph = get_exec().graph
+    config = with_phase(graph.cuda_graph_config, "decode", bs=list(batch_sizes))
+    with graph.override(cuda_graph_config=config):
+        yield

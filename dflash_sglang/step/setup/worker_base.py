@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from sglang.srt.model_executor.cuda_graph_config import Backend
@@ -13,6 +14,7 @@ from sglang.srt.runtime_context import get_exec, get_parallel, get_schedule, get
 from sglang.srt.speculative.base_spec_worker import BaseSpecWorker
 from sglang.srt.speculative.spec_tp_sync import SpecTpSync
 from sglang.srt.speculative.spec_utils import draft_pp_context, draft_tp_context
+from sglang.srt.utils import get_cuda_graph_max_batch_size
 
 from dflash_sglang.config import READY, Settings, read_settings
 from dflash_sglang.core.accept import Rule
@@ -28,6 +30,12 @@ from dflash_sglang.step.setup.calibration import Calibration
 from dflash_sglang.step.setup.draft_model import DraftModel, build_draft_model
 from dflash_sglang.step.setup.mask_embedding import load_mask_embedding
 from dflash_sglang.step.setup.op_self_test import op_shapes, prepare_ops
+from dflash_sglang.step.setup.width_capture import (
+    LEAST_FREE_DRAFT_GB,
+    build_widths,
+    free_memory_gb,
+    without_gathers,
+)
 from dflash_sglang.step.setup.width_runners import WidthRunners
 from dflash_sglang.step.verifier_sampling import VerifierSampler
 from dflash_sglang.step.verify import Verifier
@@ -87,9 +95,11 @@ class WorkerBase(BaseSpecWorker):
         self._context_kv = ContextKV(self._draft_runner, draft_model.layout)
         self._penalties = Penalties(vocab_size, self.device)
         self._widths = WidthController(
-            self.block_size, settings.width_settings(self.block_size), self.device
+            self.block_size,
+            without_gathers(settings).width_settings(self.block_size),
+            self.device,
         )
-        self._width_runners = WidthRunners(self.model_runner, self._widths.ladder)
+        self._width_runners = WidthRunners(self.model_runner)
         self._recurrent: RecurrentStates | None = None
         if has_recurrent_layers(self.model_runner):
             self._recurrent = RecurrentStates(
@@ -121,7 +131,8 @@ class WorkerBase(BaseSpecWorker):
             draft_runner=draft_model.runner,
             layout=draft_model.layout,
             widths={*self._widths.ladder, self.block_size} - {1},
-            max_batch_size=get_schedule().max_running_requests,
+            # The number asked for: the pools may hold fewer, and graphs are padded to it.
+            max_batch_size=get_cuda_graph_max_batch_size(get_schedule().max_running_requests),
             window=draft_model.window,
             mask_embedding=load_mask_embedding(
                 get_spec().speculative_draft_model_path, draft_model.mask_token_id, self.device
@@ -184,24 +195,54 @@ class WorkerBase(BaseSpecWorker):
         capture = get_exec().graph.cuda_graph_config.decode.backend != Backend.DISABLED and not (
             current_platform.is_out_of_tree() and not current_platform.capabilities.graph_capture
         )
-        if capture:
+        draft_capture = capture and self._fits_draft_graphs()
+        if draft_capture:
             self._drafter.capture_tail()
-        self._drafter.init_graphs(self._draft_worker, capture=capture)
-        self._width_runners.build(capture=capture)
+        self._drafter.init_graphs(self._draft_worker, capture=draft_capture)
+        self._width_runners.adopt_block()
+        built = build_widths(
+            self._widths.ladder,
+            self._drafter,
+            self._width_runners,
+            block_size=self.block_size,
+            narrow_max_bs=self._settings.narrow_cuda_graph_max_bs,
+            free_gb=partial(free_memory_gb, self.model_runner),
+        )
+        # Beside what SGLang reports for the graphs that it captured.
+        self._additional_graph_memory_usage = {"target_verify": built.memory_gb}
+        self._additional_graph_time_usage = {"target_verify": built.seconds}
         if self._widths.adaptive:
-            self._calibrate()
+            self._calibrate(built.largest_batch)
 
-    def _calibrate(self) -> None:
+    def _fits_draft_graphs(self) -> bool:
+        """Whether memory is left for the drafter's graphs, by SGLang's own measure."""
+        free = free_memory_gb(self.model_runner)
+        if free < LEAST_FREE_DRAFT_GB:
+            logger.warning(
+                "DFLASH drafts without CUDA graphs: %.2f GB of memory are free, and %.0f GB are "
+                "kept. Lower --mem-fraction-static.",
+                free,
+                LEAST_FREE_DRAFT_GB,
+            )
+        return free >= LEAST_FREE_DRAFT_GB
+
+    def _calibrate(self, largest_batch: dict[int, int]) -> None:
         begin = time.perf_counter()
         calibration = Calibration(
             self.model_runner, self._drafter, self._width_runners, self.block_size
         )
-        # SGLang lowers the requested number on the model runner, to what the pools hold.
-        costs = calibration.measure(self._widths.ladder, self.model_runner.max_running_requests)
-        self._widths.start(costs)
+        costs = calibration.measure(self._widths.ladder, self._largest_batch(), largest_batch)
+        self._widths.start(costs, largest_batch)
         logger.info(
             "DFLASH measured forwards at widths %s in %.1f s: %s.",
             ", ".join(map(str, self._widths.ladder)),
             time.perf_counter() - begin,
             costs,
         )
+
+    def _largest_batch(self) -> int:
+        """The largest batch that the pools hold, and that has graphs where there are any."""
+        # SGLang lowers the requested number on the model runner, to what the pools hold.
+        held = int(self.model_runner.max_running_requests)
+        captured = self._width_runners.captured(self.block_size)
+        return min(held, captured[-1]) if captured else held

@@ -161,8 +161,10 @@ def main(verifier: str, drafter: str, rollback: str, folder: str) -> None:
     from dflash_sglang.step.setup.width_runners import WidthRunners
 
     said, states = plain(runner, sum(WIDTHS) + 1)
-    runners = WidthRunners(runner, WIDTHS)
-    runners.build(capture=False)
+    runners = WidthRunners(runner)
+    runners.adopt_block()
+    for width in WIDTHS:
+        runners.build(width, None)
     recurrent = RecurrentStates(runner, runners, BLOCK)
     _, batch = prefill(runner)
     requests = len(PROMPT_LENS)
