@@ -73,10 +73,39 @@ srt.mem_cache.memory_pool:KVCache | a block's keys and values
 srt.mem_cache.memory_pool:MHATokenToKVPool | context KV and a block's keys and values
     set_kv_buffer(layer, loc_info, cache_k, cache_v, k_scale, v_scale) get_kv_buffer(layer_id)
     is_quantized_kv_cache
+# Widths.
+srt.utils: | memory before each width
+    get_available_gpu_memory(device, gpu_id, distributed, empty_cache, cpu_group)
+srt.model_executor.cuda_graph_config: | batch sizes that are captured
+    with_phase(config, phase)
+srt.model_executor.runner.decode_cuda_graph_runner:DecodeCudaGraphRunner | graphs of a width
+    __init__(model_runner, attn_backend, speculative_num_steps, speculative_num_draft_tokens)
+srt.speculative.base_spec_worker:BaseSpecWorker | memory and time of graphs
+    _additional_graph_memory_usage _additional_graph_time_usage
+srt.layers.attention.flashattention_backend:FlashAttentionBackend | buffers of all widths
+    init_cuda_graph_state(max_bs, max_num_tokens) decode_cuda_graph_metadata target_verify_metadata
+    draft_extend_metadata
+srt.layers.attention.triton_backend:TritonAttnBackend | buffers of all widths
+    init_cuda_graph_state(max_bs, max_num_tokens) cuda_graph_kv_indices
+    cuda_graph_window_kv_indices cuda_graph_attn_logits cuda_graph_swa_attn_logits
+    cuda_graph_attn_lse _verify_mask
+srt.layers.attention.flashinfer_backend:FlashInferAttnBackend | buffers of all widths
+    init_cuda_graph_state(max_bs, max_num_tokens) _create_prefill_wrappers(bs, use_custom_mask)
+    cuda_graph_kv_indices cuda_graph_custom_mask prefill_cuda_graph_metadata
+srt.layers.attention.hybrid_linear_attn_backend:HybridLinearAttnBackend | buffers of all widths
+    full_attn_backend
+srt.layers.attention.hybrid_attn_backend:HybridAttnBackend | buffers of all widths
+    decode_backend prefill_backend
+# Calibration.
+srt.mem_cache.memory_pool:ReqToTokenPool | contexts of dummy requests
+    req_to_token
+srt.mem_cache.kv_index_translator:KVIndexTranslator | contexts of dummy requests
+    is_translating
 # Drafting.
 srt.model_executor.model_runner:ModelRunner | the runners of verifier and drafter
     _get_attention_backend attn_backend capture_tail_hooks kv_index_translator sampler
-    spec_aux_config token_to_kv_pool
+    spec_aux_config token_to_kv_pool token_to_kv_pool_allocator max_running_requests
+    max_total_num_tokens
 srt.models.dflash:DFlashAttention | context KV
     apply_k_norm(k) apply_k_rope(positions, k) kv_proj_only(hidden_states)
 srt.models.dflash:DFlashDraftModel | context KV and block size

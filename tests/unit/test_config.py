@@ -58,8 +58,8 @@ def test_a_fixed_width_is_a_ladder_of_one() -> None:
 
 
 def test_an_adaptive_ladder_ends_at_the_block() -> None:
-    assert Settings().width_settings(10).ladder(10) == (1, 2, 4, 8, 10)
-    assert Settings(min_width=2, max_width=8).width_settings(16).ladder(16) == (2, 4, 8)
+    assert Settings().width_settings(10).ladder(10) == (1, 4, 8, 10)
+    assert Settings(min_width=2, max_width=8).width_settings(16).ladder(16) == (4, 8)
 
 
 def test_limits_beyond_the_block_are_refused() -> None:
@@ -83,7 +83,10 @@ def test_limits_beyond_the_block_are_refused() -> None:
         ({"draft_temperature": True}, "draft_temperature is True"),
         ({"draft_top_k": 0}, f"draft_top_k is 0. Give an integer from 1 to {MAX_TOP_K}"),
         ({"draft_top_k": 2.5}, "draft_top_k is 2.5"),
-        ({"narrow_cuda_graph_max_bs": -1}, "narrow_cuda_graph_max_bs is -1. Give an integer from 0"),
+        (
+            {"narrow_cuda_graph_max_bs": -1},
+            "narrow_cuda_graph_max_bs is -1. Give an integer from 0",
+        ),
         ([1], "is not a JSON object"),
         ("{", "cannot be read"),
     ],

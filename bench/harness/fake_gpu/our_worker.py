@@ -33,6 +33,10 @@ def make_worker(server: FakeServer, *, tests_ops: bool = False) -> DFlashWorker:
         worker = DFlashWorker(None, 0, 0, server.target_worker)
     worker.alloc_memory_pool()
     worker._drafter.capture_tail()
-    worker._drafter._runners.build(capture=False)
-    worker._width_runners.build(capture=False)
+    worker._drafter._runners.adopt_block()
+    worker._width_runners.adopt_block()
+    for width in worker._widths.ladder:
+        if width > 1:
+            worker._drafter._runners.build(width, None)
+        worker._width_runners.build(width, None)
     return worker

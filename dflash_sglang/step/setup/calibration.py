@@ -70,7 +70,7 @@ class Calibration:
             largest_batch: the largest batch size at which a width will be used, of those that will
                 not be used at any; 0 for one that will not be used at all.
         """
-        limits = {width: max_batch_size for width in widths} | dict(largest_batch or {})
+        limits = dict.fromkeys(widths, max_batch_size) | dict(largest_batch or {})
         reach = {width: min(limits[width], max_batch_size) for width in widths if limits[width]}
         sizes = {size for size in BATCH_SIZES if size < max_batch_size} | set(reach.values())
         draft: Cells = {}
