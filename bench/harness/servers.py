@@ -10,11 +10,14 @@ import signal
 import time
 from collections.abc import Mapping, Sequence
 from http.client import HTTPException
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, ClassVar
 
 from bench.harness.configurations import Configuration
 from dflash_sglang import zoo
+from launch import devices
+from launch.devices import Device
 from launch.serving import Server
 
 # SGLang checks at every idle moment that free + cached slots are all slots, and ends the server
@@ -24,6 +27,14 @@ STRICT = {
     "SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY": "1",
     "SGLANG_CHECK_KV_PAGE_INVARIANTS": "1",
 }
+# As many running requests as SGLang and the pools give a server that names no number.
+ANY_NUMBER = devices.CPU._replace(
+    args=tuple(
+        arg
+        for before, arg in pairwise(("", *devices.CPU.args))
+        if "--max-running-requests" not in (before, arg)
+    )
+)
 IDLE_TIMEOUT_S = 60.0
 COMPLAINT = re.compile(
     r"Traceback|memory leak|Mem Leak|use-after-free|double free|Failed to apply hooks"
@@ -79,8 +90,10 @@ class TestedServer(Server):
         args: Sequence[str] = (),
         env: Mapping[str, str] | None = None,
         log_dir: Path | None = None,
+        device: Device = devices.CPU,
     ) -> None:
-        super().__init__(model, drafter, args=args, env={**STRICT, **(env or {})}, log_dir=log_dir)
+        env = {**STRICT, **(env or {})}
+        super().__init__(model, drafter, args=args, env=env, log_dir=log_dir, device=device)
 
     def start(self) -> None:
         """As every server's, and counts."""
@@ -137,3 +150,10 @@ class TestedServer(Server):
         """Every value of `key: <int>` in the batch lines of the log, such as `#new-token`."""
         text = self.log_path.read_text(errors="replace")
         return [int(value) for value in re.findall(re.escape(key) + r": (\d+)", text)]
+
+
+def measured_batches(server: TestedServer) -> list[int]:
+    """Batch sizes at which a server has measured forwards, as its log says."""
+    text = server.log_path.read_text(errors="replace")
+    (line,) = [line for line in text.splitlines() if "DFLASH measured forwards" in line]
+    return [int(number) for number in re.findall(r"batch (\d+):", line)]

@@ -1,6 +1,7 @@
 """How many requests fit on a GPU beside the recurrent states, with snapshots and with replay?
 
     python -m bench.memory
+    python -m bench.memory widths       what widths add, see bench/memory/widths.py
 
 The bytes that a request slot takes for rolling back recurrent layers, and how many running requests
 fit, for Qwen3.6-35B-A3B on one 141 GB GPU with bfloat16 weights. Computed, not measured:
@@ -16,7 +17,12 @@ from bench.memory.recurrent_state import BLOCK, H200, LENGTH, QWEN36
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the table."""
-    given = report.new_parser("bench.memory", __doc__).parse_args(argv)
+    arguments = sys.argv[1:] if argv is None else list(argv)
+    if arguments[:1] == ["widths"]:
+        from bench.memory import widths  # loads SGLang, which the rest does not need
+
+        return widths.main(arguments[1:])
+    given = report.new_parser("bench.memory", __doc__).parse_args(arguments)
     print(f"one state: {QWEN36.state() / 1e6:.1f} MB; computed, block {BLOCK}, {H200}")
     snapshots = QWEN36.snapshots(BLOCK)
     rows = [

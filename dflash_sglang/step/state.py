@@ -123,6 +123,12 @@ def host_prefix_lens(batch: ScheduleBatch) -> Tensor:
     return batch.spec_info.reserved_lens_cpu if mirror is None else mirror
 
 
+def mean_prefix_len(batch: ScheduleBatch) -> float:
+    """Committed tokens of a request, on average; as exact as `host_prefix_lens`."""
+    lens = host_prefix_lens(batch)
+    return float(lens.sum()) / len(lens)
+
+
 def host_block_lens(batch: ScheduleBatch, width: int) -> Tensor:
     """Lengths with a block of `width` tokens behind the prefix, as `host_prefix_lens`.
 

@@ -17,7 +17,6 @@ from dflash_sglang.core.width import (
     WidthPolicy,
     WidthSettings,
 )
-from dflash_sglang.step.state import host_prefix_lens
 
 Mark = float | torch.cuda.Event  # a point in time, of the host or of the stream
 
@@ -74,18 +73,17 @@ class WidthController:
         self._costs = costs
         self._policy = WidthPolicy(self._block_size, costs, self._settings, largest_batch)
 
-<<<<<<< HEAD
-    def begin(self, keys: Sequence[str]) -> DecodeStep:
-        """A decode step of these requests begins; the time of the previous one ends here."""
+    def begin(self, keys: Sequence[str], context: float = 0.0) -> DecodeStep:
+        """A decode step begins; the time of the previous one ends here.
+
+        Args:
+            keys: ids of its requests.
+            context: tokens of a request before the block, on average.
+        """
         step = DecodeStep(keys)
+        if self._costs is not None:
+            self._costs.at(context)
         if self._policy is not None:
-=======
-    def begin(self, batch: ScheduleBatch) -> DecodeStep:
-        """A decode step begins; the time of the previous one ends here."""
-        step = DecodeStep([req.rid for req in batch.reqs])
-        if self._policy is not None and self._costs is not None:
-            self._costs.at(float(host_prefix_lens(batch).sum()) / len(step.keys))
->>>>>>> 9bb2d2f (wip widths)
             step.begin = self._clock.mark()
             if self._steps and self._steps[-1].next_begin is None:
                 self._steps[-1].next_begin = step.begin

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from dflash_sglang.step.end_of_request import truncate_at_end
 from dflash_sglang.step.setup.worker_base import WorkerBase
-from dflash_sglang.step.state import DraftState, host_prefix_lens
+from dflash_sglang.step.state import DraftState, host_prefix_lens, mean_prefix_len
 from dflash_sglang.step.verifier_sampling import complete_mixed_outputs
 from dflash_sglang.step.verify import StepOutput, Verified
 
@@ -72,7 +72,7 @@ class DFlashWorker(WorkerBase):
             # Gathered on the scheduler's stream, read on this one.
             batch.seq_lens.record_stream(torch.cuda.current_stream())
         facts = self._running.facts(batch)
-        step = self._widths.begin(facts.keys)
+        step = self._widths.begin(facts.keys, mean_prefix_len(batch))
         self._widths.learn()
         width = self._widths.choose(step, self._limits.of(batch, facts))
         if width > 1:

@@ -25,8 +25,10 @@ from bench.harness.hybrids import (
     send_turn,
 )
 from bench.harness.requests import events, send, send_all
-from bench.harness.servers import TestedServer, settings
+from bench.harness.servers import ANY_NUMBER, TestedServer, measured_batches, settings
 from dflash_sglang import zoo
+from launch import devices
+from launch.devices import Device
 
 BLOCK = 16
 # Every answer crosses a boundary at which a state is kept for the prefix cache, most several.
@@ -72,6 +74,7 @@ def serve(
     *args: str,
     plugins: Sequence[str] = (),
     variables: Mapping[str, str] = {},
+    device: Device = devices.CPU,
     **given: Any,
 ) -> TestedServer:
     """A server whose drafts are scripted, with settings as given."""
@@ -84,6 +87,7 @@ def serve(
         args=[*TRACKING, *args, *settings(folder / "settings.json", **given)],
         env={**env, **variables},
         log_dir=folder,
+        device=device,
     )
 
 
@@ -234,10 +238,7 @@ def test_any_width_in_runs_of_plain_tokens(talk: Talk, tmp_path: Path) -> None:
 
 
 def test_snapshots_with_slots_on_demand(talk: Talk, tmp_path: Path) -> None:
-    """SGLang's own rollback, random widths, chunks in mixed batches, requests that start over.
-
-    And states for fewer requests than --max-running-requests names.
-    """
+    """SGLang's own rollback, random widths, chunks in mixed batches, requests that start over."""
     strategy = ("--mamba-radix-cache-strategy", "extra_buffer_lazy")
     pool = ("--max-mamba-cache-size", "64")
     args = (*strategy, *pool, "--enable-mixed-chunk", "--chunked-prefill-size", "64")
@@ -261,6 +262,14 @@ def test_replay_that_the_division_of_memory_chose(talk: Talk, tmp_path: Path) ->
     assert state["rollback"] == "replay"
     log = server.log_path.read_text()
     assert "back by replay: with snapshots 0 of the 32 running requests asked for" in log
+
+
+def test_states_for_fewer_requests_than_sglang_asks_for(talk: Talk, tmp_path: Path) -> None:
+    """Nothing is measured at a batch that the pool of states does not hold."""
+    pool = ("--max-mamba-cache-size", "20")
+    with serve(talk, tmp_path, *pool, device=ANY_NUMBER) as server:
+        assert measured_batches(server) == [1, 4]
+        assert_chats(server, talk, "few")
 
 
 def test_without_buffers_the_state_of_an_end_is_handed_on(talk: Talk, tmp_path: Path) -> None:

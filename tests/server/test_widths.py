@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from bench.harness import scripts
 from bench.harness.requests import essence, greedy, send_all
-from bench.harness.servers import TestedServer
+from bench.harness.servers import TestedServer, measured_batches
+from dflash_sglang import zoo
 from launch import load
 from launch.client import Answer
 from tests.support.reference import MAX_NEW_TOKENS, Reference
@@ -63,6 +65,27 @@ def test_the_policy_changes_no_answer(adaptive: TestedServer, reference: Referen
         assert [answer.output_ids for answer in done.answers] == reference.output_ids
         assert load.tau(done.answers) > 2
     assert adaptive.server_info()["internal_states"][0]["dflash"]["width"] == "adaptive"
+
+
+@pytest.mark.parametrize(
+    ("args", "batches"),
+    [
+        (("--max-running-requests", "1"), [1]),
+        # Tokens of three requests; it is states, not tokens, that limit how many run.
+        (("--max-total-tokens", "600"), [1, 4, 16, 32]),
+    ],
+    ids=["one request", "three requests"],
+)
+def test_pools_for_a_few_requests(
+    args: tuple[str, ...], batches: list[int], reference: Reference, tmp_path: Path
+) -> None:
+    """Nothing is measured at a batch, or behind a context, that the pools do not hold."""
+    pair = zoo.path("moe")
+    with TestedServer(pair.verifier, pair.drafter, args=args, log_dir=tmp_path) as server:
+        assert measured_batches(server) == batches
+        done = load.run(server, reference.prompts, 8, MAX_NEW_TOKENS)
+        assert [answer.output_ids for answer in done.answers] == reference.output_ids
+        server.check_idle()
 
 
 def with_options(prompt: str, **options: object) -> dict[str, Any]:

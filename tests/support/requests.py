@@ -77,7 +77,6 @@ def batch_of(*reqs: Any, lens: Sequence[int] | None = None, **changes: Any) -> A
     attributes = {
         "reqs": list(reqs),
         "seq_lens": torch.tensor(lens, dtype=torch.int64),
-        "seq_lens_cpu": torch.tensor(lens, dtype=torch.int64),
         "has_grammar": any(req.grammar is not None for req in reqs),
         "return_logprob": any(req.return_logprob for req in reqs),
         "mamba_track_indices": None,
