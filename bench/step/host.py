@@ -42,7 +42,7 @@ from bench.harness.fake_gpu.on_host import (
 )
 from bench.harness.fake_gpu.traffic import BLOCK
 from bench.progress import progress
-from dflash_sglang.core.width import CostTable
+from dflash_sglang.core.width import CostTable, WidthSettings
 from dflash_sglang.step.state import DraftState
 
 BATCHES = (1, 8, 64, 256)
@@ -73,7 +73,7 @@ class Row(NamedTuple):
 
 def flat_costs() -> CostTable:
     """Costs by which the whole block is always worth it."""
-    ladder = (1, 2, 4, 8, 12, 16)
+    ladder = WidthSettings().ladder(BLOCK)
     verify = {(batch, width): 0.01 for batch in BATCHES for width in ladder}
     draft = {key: 0.0001 for key in verify if key[1] > 1}
     return CostTable(draft, verify)

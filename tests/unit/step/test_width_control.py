@@ -200,3 +200,14 @@ def test_costs_are_unknown_until_they_are_measured(driver: Driver) -> None:
     assert driver.controller.seconds(1, 1) is None
     driver.start()
     assert driver.controller.seconds(1, 1) == FORWARD_SECONDS
+
+
+def test_costs_are_those_behind_the_context_of_the_batch(driver: Driver) -> None:
+    verify = {(1, width): FORWARD_SECONDS for width in driver.controller.ladder}
+    draft = dict.fromkeys([cell for cell in verify if cell[1] > 1], 0.0)
+    per_token = dict.fromkeys(verify, 1e-6)
+    driver.controller.start(CostTable(draft, verify, verify_per_token=per_token, context=64))
+    driver.controller.begin(["a"], 10_064.0)
+    assert driver.controller.seconds(1, 4) == pytest.approx(FORWARD_SECONDS + 0.01)
+    driver.controller.begin(["a"], 64.0)
+    assert driver.controller.seconds(1, 4) == FORWARD_SECONDS

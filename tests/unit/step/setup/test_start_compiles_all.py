@@ -25,9 +25,10 @@ from dflash_kernels.prepare_block import kernel as prepare_block_kernel
 
 from bench.kernels.cold_start import KINDS, PREFILLS, prefill, serve, started
 from bench.kernels.specialisations import Specialisation, looked_up
+from dflash_sglang.core.width import WidthSettings
 from dflash_sglang.step.setup import op_self_test, worker_base
 
-LADDER = (1, 2, 4, 8, 12, 16)
+LADDER = WidthSettings().ladder(16)
 BATCHES = (1, 2, 16, 17, 256)  # the values and multiples that Triton tells apart, and others
 
 
@@ -204,7 +205,7 @@ def warm_only(width: int) -> Callable[..., Any]:
 
 
 def serve_narrow(server: Server) -> None:
-    for width in (1, 2, 16):
+    for width in (1, 4, 16):
         server.serve("greedy", width, 3)
         server.serve("sampled", width, 3)
         server.serve("filtered", width, 3)
@@ -238,7 +239,7 @@ def test_planted_fault_a_number_that_is_specialised_on(
     """As every number is that a kernel does not exempt: 1, multiples of 16, others."""
     named = next(one for one in kernel.params if one.name == parameter)
     monkeypatch.setattr(named, "do_not_specialize", False)
-    monkeypatch.setattr(worker_base, "op_shapes", warm_only(12))
+    monkeypatch.setattr(worker_base, "op_shapes", warm_only(8))
     kernel.device_caches.clear()
     with Server() as server:
         serve_narrow(server)
