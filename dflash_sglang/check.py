@@ -16,10 +16,12 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import dflash_sglang
 from dflash_sglang.errors import ConfigError, ContractError
+from dflash_sglang.preflight.draft_flags import DRAFT_FLAGS, DraftFlag, draft_flags
 from dflash_sglang.preflight.pair import PairReport, ServedBy, check_pair
 from dflash_sglang.preflight.serving import serving_worker
 from dflash_sglang.preflight.sglang_names import check_installed, relied_on
@@ -29,6 +31,13 @@ from dflash_sglang.preflight.version import SGLANG_VERSION, installed_version
 SCHEMA = 1
 _PLUGIN_GROUP, _PLUGIN = "sglang.srt.plugins", "dflash"
 _CPU = "dflash_cpu"
+_NOTHING_GIVEN = MappingProxyType(dict.fromkeys(DRAFT_FLAGS))
+# What the drafter takes from the verifier's flags, which this command does not ask for.
+_VERIFIERS = {
+    "load_format": "auto",
+    "quantization": None,
+    "_speculative_draft_quantization_explicitly_set": None,
+}
 _SWITCHES = frozenset({"SGLANG_USE_CPU_ENGINE", "SGLANG_PLATFORM"})
 _DEV = Path("/dev")
 # CUDA (native, WSL), ROCm, XPU, NPU, MUSA.
@@ -67,11 +76,13 @@ class Verdict:
     platform: Answer  # "dflash_cpu", an accelerator, or None
     worker: Answer  # a ServedBy, or None
     pair: PairReport | None
+    flags: tuple[DraftFlag, ...]  # of the drafter, as far as they are given
 
     @property
     def ok(self) -> bool:
         """Whether DFLASH can be served so; the exit code."""
-        return self.worker.name is not None and (self.pair is None or self.pair.ok)
+        fits = self.pair is None or self.pair.ok
+        return self.worker.name is not None and fits and all(flag.served for flag in self.flags)
 
     def as_dict(self) -> dict[str, Any]:
         """The verdict as plain JSON types."""
@@ -86,27 +97,39 @@ class Verdict:
             "platform": asdict(self.platform),
             "worker": asdict(self.worker),
             "pair": None if self.pair is None else self.pair.as_dict(),
+            "flags": [flag._asdict() for flag in self.flags],
         }
 
 
-def examine(environment: Mapping[str, str], pair: PairReport | None) -> Verdict:
-    """Check this installation, and the pair where one is given.
+def examine(
+    environment: Mapping[str, str],
+    pair: PairReport | None,
+    given: Mapping[str, str | None] = _NOTHING_GIVEN,
+) -> Verdict:
+    """Check this installation, the pair where one is given, and the drafter's own flags.
 
     Args:
         environment: the process environment.
         pair: outcome of the pair check.
+        given: the drafter's own flags, by field.
     """
     found_platform = _platform(environment)
     names = relied_on(with_cpu=found_platform.name == _CPU)
     contract = Contract.of(len(names), check_installed(names))
     plugin = _plugin(environment, contract)
+    worker = _worker(environment, plugin, found_platform, pair)
+    flags: tuple[DraftFlag, ...] = ()
+    if worker.name == ServedBy.OURS:
+        device = "cpu" if found_platform.name == _CPU else found_platform.name
+        flags = tuple(draft_flags(SimpleNamespace(device=device, **_VERIFIERS, **given)))
     return Verdict(
         sglang=installed_version(),
         contract=contract,
         plugin=plugin,
         platform=found_platform,
-        worker=_worker(environment, plugin, found_platform, pair),
+        worker=worker,
         pair=pair,
+        flags=flags,
     )
 
 
@@ -183,6 +206,9 @@ def render(verdict: Verdict) -> str:
     ]
     if verdict.pair is not None:
         lines += _render_pair(verdict.pair)
+    for flag in verdict.flags:
+        answer = "served" if flag.served else "refused"
+        lines.append(f"flag       {flag.flag} {flag.given}: {answer}, {flag.reason}")
     return "\n".join([*lines, "", "OK" if verdict.ok else "NOT OK"])
 
 
@@ -214,6 +240,8 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         "--speculative-dflash-block-size", type=int, help="default: the trained one"
     )
     parser.add_argument("--tp-size", type=int, default=1)
+    for field, (flag, values) in DRAFT_FLAGS.items():
+        parser.add_argument(flag, dest=field, metavar="VALUE", choices=values)
     parser.add_argument(
         "--against",
         type=Path,
@@ -257,14 +285,16 @@ def _main_against(folder: Path, *, as_json: bool) -> int:
 
 def _main(arguments: argparse.Namespace) -> int:
     pair = None
+    given = {field: getattr(arguments, field) for field in DRAFT_FLAGS}
     if arguments.model_path is not None:
         pair = check_pair(
             arguments.model_path,
             arguments.speculative_draft_model_path,
             arguments.speculative_dflash_block_size,
             tp_size=arguments.tp_size,
+            with_draft_weights=arguments.speculative_draft_load_format != "dummy",
         )
-    verdict = examine(os.environ, pair)
+    verdict = examine(os.environ, pair, given)
     print(json.dumps(verdict.as_dict(), indent=2) if arguments.json else render(verdict))
     return 0 if verdict.ok else 1
 

@@ -7,7 +7,7 @@ else is one JSON file, given with SGLang's --speculative-adaptive-config.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import NamedTuple
@@ -181,17 +181,19 @@ class Settings(WidthSettings):
         return ", ".join(f"{key}={getattr(self, key)}" for key in _KEYS)
 
 
-def read_settings(path: str | None) -> Settings:
+def read_settings(path: str | None, *, lora: bool) -> Settings:
     """Read the settings file.
 
     Args:
         path: value of --speculative-adaptive-config; None for the defaults.
+        lora: whether the server applies LoRA adapters. Then every step has the block's width.
 
     Raises:
-        ConfigError: the file cannot be read, or has an unknown key or an impossible value.
+        ConfigError: the file cannot be read, has an unknown key or an impossible value, or asks for
+            another width than the block's with LoRA.
     """
     if path is None:
-        return Settings()
+        return Settings(width=WidthChoice.FIXED) if lora else Settings()
     try:
         given = read_object(Path(path), ConfigError)
     except ConfigError as problem:
@@ -205,6 +207,32 @@ def read_settings(path: str | None) -> Settings:
             f"{', '.join(_KEYS)}."
         )
     try:
-        return Settings(**given)
+        settings = Settings(**given)
+        return _of_one_width(settings, given) if lora else settings
     except ConfigError as problem:
         raise ConfigError(f"{SETTINGS_FLAG} {path}: {problem}") from None
+
+
+def _of_one_width(settings: Settings, given: Mapping[str, object]) -> Settings:
+    """The settings with LoRA: one width, the block's.
+
+    Making a width's CUDA graphs, SGLang replaces the buffers from which all graphs of the verifier
+    read which row has which adapter, so graphs of two widths cannot both be right.
+
+    Args:
+        settings: as given.
+        given: the file's keys and values.
+
+    Raises:
+        ConfigError: a key asks for something else.
+    """
+    # A fixed width is `max_width`, whatever the other two.
+    fixed = settings.width is WidthChoice.FIXED
+    for key in ("max_width",) if fixed else ("width", "widths", "min_width", "max_width"):
+        if given.get(key) is not None:
+            raise ConfigError(
+                f"{key} is {given[key]!r}, and with LoRA every step has the width of the block. "
+                'Give "width": "fixed" and no max_width; for a narrower block '
+                "--speculative-dflash-block-size; or serve without LoRA."
+            )
+    return replace(settings, width=WidthChoice.FIXED)

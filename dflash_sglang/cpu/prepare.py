@@ -8,6 +8,7 @@ from typing import Any, cast
 
 from sglang.srt.layers.attention.attention_registry import register_attention_backend
 from sglang.srt.layers.radix_linear_attention import RadixLinearAttention
+from sglang.srt.runtime_context import get_lora
 from torch import nn
 
 from dflash_sglang.cpu.activation import BACKEND
@@ -32,6 +33,10 @@ def prepare_process(dispatch_key: str) -> None:
     apply_hooks()
     register_attention_backend(BACKEND)(CpuAttentionBackend)
     register_ops(dispatch_key)
+    if get_lora().enable_lora:
+        from dflash_sglang.cpu.lora import LORA_HOOKS
+
+        apply_hooks(LORA_HOOKS)
 
 
 def has_recurrent_layers(model: nn.Module) -> bool:

@@ -22,6 +22,9 @@ STOCK_CPU_BACKENDS = (None, "intel_amx", "torch_native")
 # stay bfloat16.
 SERVED_IN_FLOAT32 = ("float32", "float16", "None")
 
+# SGLang's default needs Triton; torch_native is the one that runs on a CPU.
+STOCK_LORA_BACKEND, LORA_BACKEND = "csgmv", "torch_native"
+
 CONV_DTYPE = "SGLANG_MAMBA_CONV_DTYPE"
 RUNNING_REQUESTS = 24
 # A running request holds its own recurrent state and two for the prefix cache; the rest hold the
@@ -38,6 +41,8 @@ def apply_defaults(server_args: ServerArgs) -> None:
     """
     if server_args.attention_backend in STOCK_CPU_BACKENDS:
         server_args.attention_backend = BACKEND
+    if server_args.lora_backend == STOCK_LORA_BACKEND:
+        server_args.lora_backend = LORA_BACKEND
     config = _model_config(server_args)
     server_args.dtype = choose_dtype(server_args.dtype, config)
     _size_recurrent_pool(server_args, config)

@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from dflash_sglang.config import Rollback, Settings
+from dflash_sglang.config import Rollback, Settings, read_settings
+from dflash_sglang.preflight.draft_flags import draft_flag_problems
 from dflash_sglang.preflight.serving import block_size
 
 _BUILTIN = "DFLASH_SGLANG_WORKER=builtin for SGLang's own worker."
@@ -106,6 +107,24 @@ WITHOUT_EFFECT = tuple(
 )
 
 
+def applies_lora(flags: Any) -> bool:
+    """Whether the server applies LoRA adapters; --lora-paths alone turns that on.
+
+    Args:
+        flags: a view with SGLang's flags as attributes, resolved or not.
+    """
+    return bool(flags.lora_paths if flags.enable_lora is None else flags.enable_lora)
+
+
+def read_settings_of(flags: Any) -> Settings:
+    """The settings file that the flags name, as it is served with them; `flags` as above.
+
+    Raises:
+        ConfigError: as `read_settings`.
+    """
+    return read_settings(flags.speculative_adaptive_config, lora=applies_lora(flags))
+
+
 def problems_for_any_worker(flags: Any) -> Iterator[str]:
     """What no DFLASH worker serves, a sentence each.
 
@@ -133,6 +152,7 @@ def problems_for_any_worker(flags: Any) -> Iterator[str]:
     yield from (
         _sentence(flag, flags) for flag in REFUSED if flag.any_worker and flag.is_set(flags)
     )
+    yield from _lora_problems(flags)
 
 
 def problems_for_our_worker(flags: Any, settings: Settings) -> Iterator[str]:
@@ -145,6 +165,7 @@ def problems_for_our_worker(flags: Any, settings: Settings) -> Iterator[str]:
     yield from (
         _sentence(flag, flags) for flag in REFUSED if not flag.any_worker and flag.is_set(flags)
     )
+    yield from draft_flag_problems(flags)
     yield from _accept_rule_problems(flags)
     yield from _rollback_problems(flags, settings)
 
@@ -172,6 +193,17 @@ def needs_our_block_verification(flags: Any) -> bool:
 
 def _sentence(flag: Flag, flags: Any) -> str:
     return f"{flag.flag} (given: {flag.value(flags)}): {flag.why}. {flag.instead}"
+
+
+def _lora_problems(flags: Any) -> Iterator[str]:
+    # Without --device it is not known in the launcher; the scheduler checks again.
+    captures = flags.device not in (None, "cpu") and not flags.disable_decode_cuda_graph
+    if applies_lora(flags) and flags.lora_backend == "torch_native" and captures:
+        yield (
+            "--lora-backend (given: torch_native) with CUDA graphs: its buffers hold one adapter a "
+            "request, and a verify fills in one a token. Leave it out, or give "
+            "--disable-decode-cuda-graph."
+        )
 
 
 def _accept_rule_problems(flags: Any) -> Iterator[str]:

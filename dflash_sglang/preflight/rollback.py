@@ -11,7 +11,8 @@ import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from dflash_sglang.config import Rollback, Settings, read_settings
+from dflash_sglang.config import Rollback, Settings
+from dflash_sglang.preflight.refused_flags import read_settings_of
 from dflash_sglang.preflight.serving import serving_with
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ def choose_rollback(server_args: Any, previous: Callable[[Any], None]) -> None:
     flags = resolving_view(server_args)
     if (
         serving_with(flags, os.environ).ours
-        and _replays(read_settings(flags.speculative_adaptive_config), flags.device)
+        and _replays(read_settings_of(flags), flags.device)
         and _has_delta_nets(server_args)
     ):
         declare_resolution(server_args, __name__, enable_linear_replayssm_spec=True)

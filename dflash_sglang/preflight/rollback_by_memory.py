@@ -58,13 +58,14 @@ def divide_memory(original: Division, configurator: KVCacheConfigurator, memory:
 
 def _is_open(configurator: KVCacheConfigurator) -> bool:
     """Whether there are gated delta nets and nothing at start has chosen."""
-    from sglang.srt.runtime_context import get_exec, get_spec
+    from sglang.srt.runtime_context import get_exec, get_lora, get_spec
 
+    path, lora = get_spec().speculative_adaptive_config, bool(get_lora().enable_lora)
     return (
         configurator.hybrid_gdn_config is not None
         and configurator.hybrid_kda_config is None
         and not get_exec().mamba.enable_linear_replayssm_spec
-        and read_settings(get_spec().speculative_adaptive_config).rollback is Rollback.AUTO
+        and read_settings(path, lora=lora).rollback is Rollback.AUTO
     )
 
 

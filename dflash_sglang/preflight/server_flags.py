@@ -15,7 +15,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from dflash_sglang.config import read_settings
 from dflash_sglang.errors import DFlashError, UnsupportedFlagError
 from dflash_sglang.preflight.pair import numbered
 from dflash_sglang.preflight.refused_flags import (
@@ -24,6 +23,7 @@ from dflash_sglang.preflight.refused_flags import (
     problems_for_any_worker,
     problems_for_our_worker,
     problems_for_sglangs_worker,
+    read_settings_of,
 )
 from dflash_sglang.preflight.rollback import choose_rollback, size_record
 from dflash_sglang.preflight.serving import (
@@ -117,7 +117,7 @@ def check_start(flags: Any, environment: Mapping[str, str]) -> None:
         refuse_unsupported_flags(flags, serving)
         size = block_size(flags)
         if size is not None:  # else the checkpoint's, which the worker compares
-            read_settings(flags.speculative_adaptive_config).width_settings(size)
+            read_settings_of(flags).width_settings(size)
     for flag in WITHOUT_EFFECT:
         if flag.is_set(flags):
             logger.warning(
@@ -138,8 +138,7 @@ def refuse_unsupported_flags(flags: Any, serving: Serving) -> None:
     """
     problems = list(problems_for_any_worker(flags))
     if serving.ours:
-        settings = read_settings(flags.speculative_adaptive_config)
-        problems += problems_for_our_worker(flags, settings)
+        problems += problems_for_our_worker(flags, read_settings_of(flags))
     else:
         problems += problems_for_sglangs_worker(flags)
     _refuse(problems)

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from dflash_sglang.config import WORKER_VARIABLE, WorkerChoice, read_worker_choice
 from dflash_sglang.errors import UnsupportedFlagError
+from dflash_sglang.preflight.draft_flags import has_draft_weights
 from dflash_sglang.preflight.pair import (
     HeadFamily,
     PairReport,
@@ -80,7 +81,7 @@ def serving_with(flags: Any, environment: Mapping[str, str]) -> Serving:
         family = draft_head_family(
             flags.speculative_draft_model_path,
             revision=flags.speculative_draft_model_revision,
-            with_weights=_has_weights(flags),
+            with_weights=has_draft_weights(flags),
             overrides=_overrides(flags),
         )
     return serving_worker(family, environment)
@@ -99,6 +100,7 @@ def pair_report(flags: Any) -> PairReport:
         block_size(flags),
         tp_size=flags.tp_size,
         with_weights=_has_weights(flags),
+        with_draft_weights=has_draft_weights(flags),
         revision=flags.revision,
         draft_revision=flags.speculative_draft_model_revision,
         overrides=_overrides(flags),

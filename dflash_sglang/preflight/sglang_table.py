@@ -197,6 +197,11 @@ srt.mem_cache.allocation: | hook: slots without Triton
     out_cache_loc, batch_size) get_last_loc(req_to_token, req_pool_indices_tensor,
     prefix_lens_tensor) get_last_loc_torch(req_to_token, req_pool_indices_tensor,
     prefix_lens_tensor)
+srt.model_executor.model_runner:ModelRunner | hooks: adapters without pinned memory
+    init_lora_manager load_lora_adapter(lora_ref) load_lora_adapter_from_tensors(lora_ref, tensors,
+    config_dict)
+srt.lora.lora_manager:LoRAManager | hook and refusals: adapters without pinned memory
+    prepare_lora_batch(forward_batch) base_model lm_head_module lora_backend target_modules
 srt.model_executor.model_runner:ModelRunner | hook: embeddings, deterministic inference
     _extend_forward_kwargs(forward_batch, pp_proxy_tensors) maybe_enable_batch_invariant_mode
 srt.model_executor.model_runner_components.weight_updater:WeightUpdater | hook: new weights

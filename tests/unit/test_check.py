@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from dflash_sglang import check, zoo
+from dflash_sglang.preflight.draft_flags import DRAFT_FLAGS
 from dflash_sglang.preflight.pair import check_pair
 from dflash_sglang.preflight.sglang_names import relied_on
 from dflash_sglang.preflight.source import Mismatch, Name
@@ -104,7 +105,9 @@ def test_json_of_a_good_pair() -> None:
         "platform",
         "worker",
         "pair",
+        "flags",
     }
+    assert verdict["flags"] == []
     assert verdict["schema"] == 1
     assert verdict["sglang"] == {"installed": "0.5.23", "supported": "0.5.23"}
     assert verdict["contract"]["mismatches"] == []
@@ -362,3 +365,42 @@ def test_a_broken_hybrid_pair_is_refused_with_the_reason(tmp_path: Path, variant
     assert not report.ok
     finding = next(finding for finding in report.errors if finding.code == code)
     assert given in finding.given
+
+
+# ---- the drafter's own flags -----------------------------------------------------------------
+
+KV, FORMAT, QUANTIZATION = (flag for flag, _ in DRAFT_FLAGS.values())
+
+
+def test_flags_of_the_drafter_are_answered(command: Command) -> None:
+    code, text = command(KV, "fp8_e4m3", FORMAT, "dummy", QUANTIZATION, "unquant")
+    assert code == 0
+    assert f"flag       {KV} fp8_e4m3: served, half the memory" in text
+    assert f"flag       {FORMAT} dummy: served, random weights" in text
+    assert f"flag       {QUANTIZATION} unquant: served, weights as they are stored" in text
+
+
+def test_a_refused_flag_fails_the_check(command: Command) -> None:
+    code, text = command("--json", FORMAT, "gguf")
+    assert code == 1
+    (flag,) = json.loads(text)["flags"]
+    assert (flag["flag"], flag["given"], flag["served"]) == (FORMAT, "gguf", False)
+    assert "Give auto" in flag["reason"]
+
+
+def test_the_drafters_files_are_not_looked_at_where_its_weights_are_random(
+    command: Command, tmp_path: Path
+) -> None:
+    verifier, draft = small_pair().write(tmp_path)
+    (draft / "model.safetensors").unlink()
+    pair = ["--model-path", str(verifier), "--speculative-draft-model-path", str(draft)]
+    assert command(*pair)[0] == 1
+    assert command(*pair, FORMAT, "dummy")[0] == 0
+
+
+def test_flags_are_not_judged_for_another_worker(
+    command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DFLASH_SGLANG_WORKER", "builtin")
+    code, text = command(FORMAT, "layered")
+    assert (code, "flag " in text) == (0, False)

@@ -19,11 +19,11 @@ def written(folder: Path, content: object) -> str:
 
 
 def test_no_file_means_defaults() -> None:
-    assert read_settings(None) == Settings()
+    assert read_settings(None, lora=False) == Settings()
 
 
 def test_an_empty_object_means_defaults(tmp_path: Path) -> None:
-    assert read_settings(written(tmp_path, {})) == Settings()
+    assert read_settings(written(tmp_path, {}), lora=False) == Settings()
 
 
 def test_every_key_is_taken(tmp_path: Path) -> None:
@@ -43,7 +43,7 @@ def test_every_key_is_taken(tmp_path: Path) -> None:
     }
     assert set(given) == {field.name for field in fields(Settings)}
     wanted = Settings(**{**given, "widths": (1, 5)})  # type: ignore[arg-type]
-    assert read_settings(written(tmp_path, given)) == wanted
+    assert read_settings(written(tmp_path, given), lora=False) == wanted
 
 
 def test_the_log_line_names_every_setting() -> None:
@@ -93,7 +93,7 @@ def test_limits_beyond_the_block_are_refused() -> None:
 )
 def test_a_wrong_file_is_refused(content: object, message: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="--speculative-adaptive-config") as refused:
-        read_settings(written(tmp_path, content))
+        read_settings(written(tmp_path, content), lora=False)
     assert message in str(refused.value)
 
 
@@ -109,4 +109,42 @@ def test_every_field_has_its_rule() -> None:
 
 def test_a_missing_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be read"):
-        read_settings(str(tmp_path / "none.json"))
+        read_settings(str(tmp_path / "none.json"), lora=False)
+
+
+# ---- with LoRA ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "content", [None, {}, {"width": "fixed", "widths": [1, 8]}, {"ops": "triton"}]
+)
+def test_with_lora_every_step_has_the_width_of_the_block(content: object, tmp_path: Path) -> None:
+    path = None if content is None else written(tmp_path, content)
+    settings = read_settings(path, lora=True)
+    assert settings.width is WidthChoice.FIXED
+    assert settings.width_settings(16).ladder(16) == (16,)
+
+
+def test_with_lora_other_settings_are_kept(tmp_path: Path) -> None:
+    given = {"rollback": "replay", "draft_top_k": 3, "max_width": None}
+    settings = read_settings(written(tmp_path, given), lora=True)
+    assert (settings.rollback, settings.draft_top_k) == ("replay", 3)
+
+
+@pytest.mark.parametrize(
+    ("content", "key"),
+    [
+        ({"width": "adaptive"}, "width is 'adaptive'"),
+        ({"widths": [1, 16]}, "widths is [1, 16]"),
+        ({"min_width": 2}, "min_width is 2"),
+        ({"max_width": 8}, "max_width is 8"),
+        ({"width": "fixed", "max_width": 8}, "max_width is 8"),
+    ],
+)
+def test_with_lora_asking_for_another_width_is_refused(
+    content: object, key: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match="with LoRA every step has the width") as refused:
+        read_settings(written(tmp_path, content), lora=True)
+    assert f"settings.json: {key}" in str(refused.value)
+    assert "--speculative-dflash-block-size" in str(refused.value)

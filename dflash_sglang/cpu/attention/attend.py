@@ -147,7 +147,8 @@ def attend(
     Args:
         plan: the groups of the batch.
         query: [tokens, heads, dim], the queries of the requests in batch order.
-        kv: [2, slots, kv_heads, dim], the layer's keys and values, with those of the query tokens.
+        kv: [2, slots, kv_heads, dim], the layer's keys and values, with those of the query tokens;
+            in any dtype, such as that of --speculative-draft-kv-cache-dtype.
         scale: factor on the scores.
         causal: whether a query attends only to positions up to its own; False: to its whole
             context.
@@ -176,7 +177,7 @@ def _attend_group(
     if key not in group.masks:
         group.masks[key] = _mask(group, causal, window_left, query.dtype)
     # [2, requests, kv_heads, max_kv_len, dim]: one gather for keys and values
-    context = kv.index_select(1, group.slots)
+    context = kv.index_select(1, group.slots).to(query.dtype)
     context = context.view(2, -1, group.max_kv_len, kv_heads, dim).transpose(2, 3)
     out = F.scaled_dot_product_attention(
         query.view(-1, group.q_len, heads, dim).transpose(1, 2),

@@ -39,9 +39,10 @@ class CpuKVPool(MHATokenToKVPool):
             layer_id: index of the layer in the model.
 
         Returns:
-            [2, slots, kv_heads, dim]; padding is written to slot 0.
+            [2, slots, kv_heads, dim], of the pool's dtype; padding is written to slot 0.
         """
-        return self._pairs[layer_id - self.start_layer]
+        # FP8 is stored as bytes, of which torch has an indexed write.
+        return self._pairs[layer_id - self.start_layer].view(self.dtype)
 
     def _init_kv_copy_and_warmup(self) -> None:
         self._kv_copy_config = None  # SGLang's warm-up launches a Triton kernel

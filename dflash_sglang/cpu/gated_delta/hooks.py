@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 from sglang.srt.plugins.hook_registry import HookType
-from torch import Tensor
-from torch.overrides import TorchFunctionMode
 
 from dflash_sglang.cpu.gated_delta import (
     conv_kernels,
@@ -17,28 +12,11 @@ from dflash_sglang.cpu.gated_delta import (
     state_copy,
 )
 from dflash_sglang.cpu.hooks import Hook
+from dflash_sglang.cpu.pinning import without_pinning
 
 _OPS = "sglang.kernels.ops"
 _LINEAR = f"{_OPS}.attention.linear"
 _STATES = f"{_OPS}.mamba.mamba_state_scatter_triton"
-
-
-class NoPinning(TorchFunctionMode):
-    """A mode in which ``Tensor.pin_memory`` returns the tensor: there is no accelerator."""
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        """Called by torch for every function on a tensor."""
-        if func is Tensor.pin_memory:
-            return args[0]
-        return func(*args, **(kwargs or {}))
-
-
-def without_pinning(original: Callable[..., None], batch: Any) -> None:
-    """AROUND hook on ``ScheduleBatch.prepare_for_decode``, which pins a mask unconditionally."""
-    with NoPinning():
-        original(batch)
 
 
 RECURRENT_HOOKS = (

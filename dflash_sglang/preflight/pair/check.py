@@ -66,6 +66,7 @@ def check_pair(
     *,
     tp_size: int = 1,
     with_weights: bool = True,
+    with_draft_weights: bool = True,
     revision: str | None = None,
     draft_revision: str | None = None,
     overrides: Mapping[str, Any] | None = None,
@@ -78,7 +79,8 @@ def check_pair(
         drafter: local folder or hub name, as `--speculative-draft-model-path`.
         block_size: `--speculative-dflash-block-size`; None for the trained one.
         tp_size: `--tp-size`.
-        with_weights: look at the weight files; False for `--load-format dummy`.
+        with_weights: look at the verifier's weight files; False for `--load-format dummy`.
+        with_draft_weights: the same for the drafter's, and `--speculative-draft-load-format`.
         revision: hub revision of the verifier.
         draft_revision: hub revision of the drafter.
         overrides: `--json-model-override-args`, which SGLang lays over both configurations.
@@ -95,7 +97,7 @@ def check_pair(
         overrides,
         with_weights,
     )
-    draft = _read_draft(str(drafter), draft_revision, hub_cache, overrides, with_weights)
+    draft = _read_draft(str(drafter), draft_revision, hub_cache, overrides, with_draft_weights)
     findings, unchecked = model.findings + draft.findings, model.unchecked + draft.unchecked
     family = _family(draft)
     if family is not None and draft.config is not None:

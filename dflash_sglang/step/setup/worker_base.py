@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from sglang.srt.model_executor.cuda_graph_config import Backend
 from sglang.srt.platforms import current_platform
-from sglang.srt.runtime_context import get_exec, get_parallel, get_schedule, get_spec
+from sglang.srt.runtime_context import get_exec, get_lora, get_parallel, get_schedule, get_spec
 from sglang.srt.speculative.base_spec_worker import BaseSpecWorker
 from sglang.srt.speculative.spec_tp_sync import SpecTpSync
 from sglang.srt.speculative.spec_utils import draft_pp_context, draft_tp_context
@@ -70,7 +70,9 @@ class WorkerBase(BaseSpecWorker):
         self.speculative_num_draft_tokens = self.block_size
         self.speculative_num_steps = 1
         self._tp_sync = SpecTpSync(get_parallel().tp_group)
-        self._settings = settings = read_settings(get_spec().speculative_adaptive_config)
+        self._settings = settings = read_settings(
+            get_spec().speculative_adaptive_config, lora=bool(get_lora().enable_lora)
+        )
         self._rule = chosen_rule()
         draft_model = build_draft_model(
             server_args, gpu_id, nccl_port, self.model_runner, self.block_size
@@ -123,6 +125,8 @@ class WorkerBase(BaseSpecWorker):
                 self._rule.value,
                 settings,
             )
+            if get_lora().enable_lora:
+                logger.info("DFLASH verifies whole blocks in every step: LoRA is on.")
 
     def _make_drafter(self, settings: Settings, draft_model: DraftModel) -> Drafter:
         sampling = DraftSampling(settings.draft_temperature, settings.draft_top_k)

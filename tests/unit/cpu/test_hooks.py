@@ -10,7 +10,7 @@ import torch
 from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
 from dflash_sglang.cpu import hooks
-from dflash_sglang.cpu.gated_delta.hooks import RECURRENT_HOOKS, without_pinning
+from dflash_sglang.cpu.gated_delta.hooks import RECURRENT_HOOKS
 from dflash_sglang.cpu.hooks import HOOKS, Hook, apply_hooks, keep_embedding_dtype
 from dflash_sglang.errors import PlatformError
 from dflash_sglang.preflight.sglang_names import listed_names
@@ -79,13 +79,3 @@ def test_no_embeddings_no_change() -> None:
 def test_the_target_resolves_to_the_attribute_not_a_module() -> None:
     assert hooks._colon(TARGET) == f"{__name__}:Target.method"
     assert hooks._colon("a.b.function") == "a.b:function"
-
-
-def test_pinning_does_nothing_while_a_decode_is_prepared() -> None:
-    mask = torch.tensor([True, False])
-    seen = []
-    without_pinning(lambda batch: seen.append((batch, mask.pin_memory())), "batch")
-    assert seen[0][0] == "batch"
-    assert seen[0][1] is mask
-    with pytest.raises(RuntimeError):  # elsewhere it is torch's own
-        mask.pin_memory()

@@ -51,6 +51,7 @@ def arguments(**given: object) -> SimpleNamespace:
     defaults = {
         "attention_backend": None,
         "dtype": "float32",
+        "lora_backend": "csgmv",
         "max_mamba_cache_size": None,
         "max_running_requests": None,
         "model_path": "folder",
@@ -132,3 +133,12 @@ def test_other_models_keep_sglangs_defaults(platform: CpuPlatform) -> None:
     server_args = arguments()
     platform.apply_server_args_defaults(server_args)
     assert server_args.max_running_requests is server_args.max_mamba_cache_size is None
+
+
+@pytest.mark.parametrize(("given", "chosen"), [("csgmv", "torch_native"), ("triton", "triton")])
+def test_sglangs_default_for_adapters_becomes_its_torch_backend(
+    platform: CpuPlatform, given: str, chosen: str
+) -> None:
+    server_args = arguments(lora_backend=given)
+    platform.apply_server_args_defaults(server_args)  # type: ignore[arg-type]
+    assert server_args.lora_backend == chosen

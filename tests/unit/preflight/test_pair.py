@@ -601,7 +601,7 @@ def test_dummy_weights_need_no_files(tmp_path: Path) -> None:
     verifier, draft = small_pair().write(tmp_path)
     for folder in (verifier, draft):
         (folder / "model.safetensors").unlink()
-    assert check_pair(verifier, draft, with_weights=False).ok
+    assert check_pair(verifier, draft, with_weights=False, with_draft_weights=False).ok
 
 
 def test_without_a_tokenizer_the_mask_is_reported_unchecked(tmp_path: Path) -> None:

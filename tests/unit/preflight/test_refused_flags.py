@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from dflash_sglang.config import Rollback, Settings
-from dflash_sglang.preflight.refused_flags import problems_for_our_worker
+from dflash_sglang.preflight.refused_flags import problems_for_any_worker, problems_for_our_worker
 from tests.support.server_flags import server_flags
 
 
@@ -87,3 +87,30 @@ def test_rollback_that_cannot_work_is_refused(
 )
 def test_rollback_that_can_work_passes(changed: dict[str, Any], rollback: str) -> None:
     assert problems(Settings(rollback=Rollback(rollback)), **changed) == []
+
+
+TORCH_LORA = {"enable_lora": True, "lora_backend": "torch_native", "device": "cuda"}
+
+
+@pytest.mark.parametrize("turned_on", [{"enable_lora": True}, {"lora_paths": ["folder"]}], ids=str)
+def test_lora_buffers_too_small_for_a_block_are_refused(turned_on: dict[str, Any]) -> None:
+    changed = {**TORCH_LORA, "enable_lora": None, **turned_on}
+    (problem,) = problems_for_any_worker(server_flags(**changed))
+    assert "--lora-backend (given: torch_native) with CUDA graphs" in problem
+    assert "--disable-decode-cuda-graph" in problem
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"lora_backend": "csgmv"},
+        {"disable_decode_cuda_graph": True},
+        {"device": "cpu"},
+        {"device": None},  # not resolved yet
+        {"enable_lora": False, "lora_paths": ["folder"]},  # SGLang then ignores the paths
+        {"enable_lora": None},
+    ],
+    ids=str,
+)
+def test_lora_with_room_for_a_block_passes(changed: dict[str, Any]) -> None:
+    assert list(problems_for_any_worker(server_flags(**{**TORCH_LORA, **changed}))) == []

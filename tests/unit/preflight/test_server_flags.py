@@ -56,6 +56,16 @@ def test_settings_that_cannot_be_are_refused(content: str, message: str, tmp_pat
         start.check_start(given, {})
 
 
+@pytest.mark.parametrize("turned_on", [{"enable_lora": True}, {"lora_paths": ["folder"]}], ids=str)
+def test_several_widths_with_lora_are_refused(turned_on: dict[str, Any], tmp_path: Path) -> None:
+    file = tmp_path / "settings.json"
+    file.write_text('{"width": "adaptive"}')
+    given = server_flags(speculative_adaptive_config=str(file), **turned_on)
+    with pytest.raises(ConfigError, match="with LoRA every step has the width of the block"):
+        start.check_start(given, {})
+    start.check_start(server_flags(**turned_on), {})
+
+
 @pytest.mark.parametrize("size", [2, 8, 16])
 def test_every_block_up_to_the_trained_one_passes(size: int) -> None:
     start.check_start(server_flags(speculative_dflash_block_size=size), {})

@@ -127,3 +127,15 @@ def test_bfloat16_stays_bfloat16() -> None:
     assert low.dtype == torch.bfloat16
     # eight bits of mantissa in the inputs and in the result
     torch.testing.assert_close(low.double(), expected, atol=3e-2, rtol=3e-2)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float8_e4m3fn])
+def test_keys_and_values_may_be_kept_in_a_narrower_dtype(dtype: torch.dtype) -> None:
+    """A drafter's, by --speculative-draft-kv-cache-dtype; exact on the values that are kept."""
+    q_lens, kv_lens, causal = MODES["draft block"]
+    batch = make_batch(q_lens, kv_lens)
+    kept = batch.kv.to(dtype)
+    out = attend(planned(batch), batch.query, kept, SCALE, causal)
+    assert out.dtype == batch.query.dtype
+    expected = attend_by_definition(batch._replace(kv=kept.float()), SCALE, causal, FULL_CONTEXT)
+    torch.testing.assert_close(out.double(), expected, **TOLERANCE)

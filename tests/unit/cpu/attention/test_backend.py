@@ -20,11 +20,11 @@ HEADS, KV_HEADS, DIM, WIDTH = 4, 2, 16, 3
 LAYERS = 2
 
 
-def make_pool(v_head_dim: int = DIM) -> CpuKVPool:
+def make_pool(v_head_dim: int = DIM, dtype: torch.dtype = torch.float32) -> CpuKVPool:
     return CpuKVPool(
         size=200,
         page_size=1,
-        dtype=torch.float32,
+        dtype=dtype,
         head_num=KV_HEADS,
         head_dim=DIM,
         v_head_dim=v_head_dim,
@@ -171,3 +171,15 @@ def test_lengths_may_be_recorded_on_a_stream() -> None:
     streamless.record_stream(None)
     assert streamless.data_ptr() == lengths.data_ptr()
     assert type(streamless + 1) is Tensor
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float8_e4m3fn])
+def test_a_pool_of_another_dtype_hands_out_what_was_written(dtype: torch.dtype) -> None:
+    """FP8 is stored as bytes, which must not be read as numbers."""
+    pool = make_pool(dtype=dtype)
+    slots = torch.tensor([3, 7])
+    keys, values = torch.randn(2, 2, KV_HEADS, DIM).unbind()
+    pool.set_kv_buffer(layer(), slots, keys.clone(), values.clone())
+    kept = pool.kv_pair(1)
+    assert kept.dtype == dtype
+    assert torch.equal(kept.float()[:, slots], torch.stack([keys, values]).to(dtype).float())
