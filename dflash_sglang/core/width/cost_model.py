@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from statistics import median
 from typing import NamedTuple
 
@@ -78,8 +78,8 @@ class CostTable:
         if (
             not smallest <= set(verify)
             or set(draft) != {cell for cell in verify if cell[1] > 1}
-            or not smallest & set(draft) <= set(draft_per_token or draft) <= set(draft)
-            or not smallest <= set(verify_per_token or verify) <= set(verify)
+            or not within(draft_per_token, smallest & set(draft), draft)
+            or not within(verify_per_token, smallest, verify)
         ):
             raise ValueError(
                 f"verify was measured at {sorted(verify)}, draft at {sorted(draft)}: measure every "
@@ -218,6 +218,11 @@ class RunningMedian:
         self._recent.append(value)
         if len(self._recent) >= LEAST:
             self.value = median(self._recent)
+
+
+def within(cells: Cells | None, least: Collection[tuple[int, int]], most: Cells) -> bool:
+    """Whether a table that may be left out has these cells, and no others than those."""
+    return not cells or set(least) <= set(cells) <= set(most)
 
 
 def columns(cells: Cells) -> dict[int, Column]:

@@ -46,12 +46,28 @@ class Calibration:
     """
 
     def __init__(
-        self, model_runner: ModelRunner, drafter: Drafter, runners: WidthRunners, block_size: int
+        self,
+        model_runner: ModelRunner,
+        drafter: Drafter,
+        runners: WidthRunners,
+        block_size: int,
+        draft_range: int | None,
     ) -> None:
+        """Nothing is measured yet.
+
+        Args:
+            model_runner: the verifier's.
+            drafter: with every width that is to be measured.
+            runners: likewise.
+            block_size: tokens of a block, the anchor counted.
+            draft_range: positions that the drafter was made for; None for all of the verifier's.
+        """
         self._runner = model_runner
         self._drafter = drafter
         self._runners = runners
         self._block_size = block_size
+        context = model_runner.model_config.context_len
+        self._positions = context if draft_range is None else min(context, draft_range)
         self._device = model_runner.device
         self._clock = StepClock(self._device)
 
@@ -81,9 +97,11 @@ class Calibration:
         draft_per_token: Cells = {}
         verify_per_token: Cells = {}
         # Attention reads as many times more as there are requests: two batch sizes tell.
-        for batch_size in sorted({1, *reach.values()} & sizes):
+        for batch_size in sorted({1, *reach.values()}):
             used = [width for width in reach if batch_size in (1, reach[width])]
             context = self._long_context(batch_size)
+            if context is None:
+                continue
             long_draft: Cells = {}
             long_verify: Cells = {}
             self._measure_batch(batch_size, context, used, long_draft, long_verify)
@@ -91,7 +109,7 @@ class Calibration:
                 (long_draft, draft, draft_per_token),
                 (long_verify, verify, verify_per_token),
             ):
-                more = max(1, context - CONTEXT)
+                more = context - CONTEXT
                 per_token |= {cell: (long[cell] - short[cell]) / more for cell in long}
         self._runners.restore()
         return CostTable(
@@ -121,17 +139,18 @@ class Calibration:
                 (draft[batch_size, width],) = drafted
         table[1 : batch_size + 1] = 0
 
-    def _long_context(self, batch_size: int) -> int:
-        """The longest context that the model takes and the pool holds for each request."""
-        runner = self._runner
+    def _long_context(self, batch_size: int) -> int | None:
+        """The longest context that the models take and the pool holds for each request.
+
+        None where no request gets much further than the short one: noise is all one would see.
+        """
         held = min(
             LONG_CONTEXT,
-            runner.model_config.context_len - 2 * self._block_size,
-            runner.max_total_num_tokens // batch_size,
+            self._positions - 2 * self._block_size,
+            self._runner.max_total_num_tokens // batch_size,
         )
-        # Whole pages, as requests have them; below twice the short one nothing would be seen.
-        held -= held % runner.token_to_kv_pool_allocator.page_size
-        return held if held >= 2 * CONTEXT else CONTEXT
+        held -= held % self._runner.token_to_kv_pool_allocator.page_size
+        return held if held >= 2 * CONTEXT else None
 
     def _spread(self, table: Tensor, batch_size: int, context: int) -> None:
         """Give each request slots of its own: of one slot, all reads would come from a cache."""

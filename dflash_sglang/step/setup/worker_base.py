@@ -81,6 +81,7 @@ class WorkerBase(BaseSpecWorker):
         self._draft_runner = draft_model.runner
         self._window = draft_model.window
         self._mask_token_id = draft_model.mask_token_id
+        self._draft_range = draft_model.range
         self.draft_parallel_layout = draft_model.layout  # read by SGLang's scheduler
         vocab_size = self.model_runner.model_config.vocab_size
         shapes = op_shapes(
@@ -233,7 +234,11 @@ class WorkerBase(BaseSpecWorker):
     def _calibrate(self, largest_batch: dict[int, int]) -> None:
         begin = time.perf_counter()
         calibration = Calibration(
-            self.model_runner, self._drafter, self._width_runners, self.block_size
+            self.model_runner,
+            self._drafter,
+            self._width_runners,
+            self.block_size,
+            self._draft_range,
         )
         costs = calibration.measure(self._widths.ladder, self._largest_batch(), largest_batch)
         self._widths.start(costs, largest_batch)

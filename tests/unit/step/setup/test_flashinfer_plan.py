@@ -355,6 +355,28 @@ def test_the_index_buffer_holds_the_largest_batch_of_the_longest_requests(
     assert len(backend._buffers[window].kv_indices) == needed
 
 
+@pytest.mark.parametrize("drafter", DRAFTERS)
+def test_a_narrower_width_plans_into_the_blocks_buffers(drafter: str, recorder: Recorder) -> None:
+    """Else every width and batch size takes 16 MiB, and a list of slots as long as the context."""
+    windows = DRAFTERS[drafter]
+    whole, _ = make_backend(windows, "meta")
+    whole.init_forward_metadata_out_graph(batch(prefixes(7), "meta"), in_capture=True)
+    runner = make_runner(windows, "meta")
+    narrow = BlockAttention(runner, torch.zeros(1 << 10, dtype=torch.uint8, device="meta"), 4)
+    narrow.borrow(whole)
+    narrow.init_cuda_graph_state(MAX_BS, MAX_BS * 4)
+    narrow.init_forward_metadata_out_graph(batch(prefixes(7), "meta"), in_capture=True)
+    plans, kinds = recorder.plans, len(set(windows))
+    for ours, theirs in zip(plans[-kinds:], plans[:kinds], strict=True):
+        assert ours.int_workspace is theirs.int_workspace
+        assert ours.pinned_workspace is theirs.pinned_workspace
+    assert len({id(one.int_workspace) for one in plans[:kinds]}) == kinds
+    for window in set(windows):
+        assert narrow._buffers[window].kv_indices is whole._buffers[window].kv_indices
+    narrow.init_forward_metadata_out_graph(batch(prefixes(9), "meta"), in_capture=True)
+    assert recorder.plans[-1].int_workspace is not plans[0].int_workspace  # the block has no 9
+
+
 def test_keys_and_values_of_the_block_are_written_first(recorder: Recorder) -> None:
     backend, runner = make_backend((FULL, SLIDING), "meta")
     given = batch(prefixes(2), "meta")
