@@ -1,6 +1,6 @@
 """How does it serve on this GPU? The embedded pairs, then a model and a drafter of your own.
 
-    bench/gpu_serve.sh                                    # the embedded pairs: ten minutes or so
+    bench/gpu_serve.sh                                    # the embedded pairs
     bench/gpu_serve.sh MODEL DRAFTER --tp 2               # then your own; folders or hub names
     bench/gpu_serve.sh MODEL DRAFTER -- --mem-fraction-static 0.85
     bench/gpu_serve.sh --cpu --quick                      # the flow, on a machine without a GPU
@@ -82,6 +82,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parse(argv, __doc__)
     # As Ctrl-C: an exception, so that the server is stopped on the way out.
     signal.signal(signal.SIGTERM, _interrupt)
+    signal.signal(signal.SIGHUP, _interrupt)
     try:
         return run(options)
     except (DeviceError, OptionsError, PairError, ResultsError) as error:

@@ -57,9 +57,12 @@ class Results:
             ResultsError: the folder holds results of something else.
         """
         results = cls(options.out, new_setup(options), pairs)
+        options.out.mkdir(exist_ok=True)
         if results.file.exists() and not options.fresh:
             results._go_on(json.loads(results.file.read_text(encoding="utf-8")))
-        options.out.mkdir(exist_ok=True)
+        else:
+            for answers in options.out.glob("answers-*.json"):
+                answers.unlink()
         results.save()
         return results
 
@@ -88,6 +91,10 @@ class Results:
         """Keeps a configuration's results."""
         self.runs.append(run)
         self.save()
+
+    def has_tool(self, row: Mapping[str, Any]) -> bool:
+        """Whether a tool has said something of a pair at a width."""
+        return any(row.items() <= tool.items() for tool in self.tools)
 
     def add_tool(self, row: Mapping[str, Any]) -> None:
         """Keeps what a tool said."""

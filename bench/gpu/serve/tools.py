@@ -50,11 +50,11 @@ def run_tools(pair: Pair, options: Options, results: Results) -> None:
 
 def _run(tool: Tool, pair: Pair, width: str, options: Options, results: Results) -> None:
     row = {"pair": pair.name, "tool": tool.program, "width": width}
+    if results.has_tool(row):
+        return
     program = find(tool.program)
     if program is None:
-        found = "not found; put it on PATH, or set CUDA_HOME to the CUDA toolkit that has it"
-        results.add_tool({**row, "found": found})
-        say(f"{tool.program}: {found}")
+        say(f"{tool.program} is not found: put it on PATH, or set CUDA_HOME to its CUDA toolkit")
         return
     folder = options.out / "tools" / as_file_name(f"{pair.name}-{tool.program}-{width}")
     folder.mkdir(parents=True, exist_ok=True)

@@ -34,7 +34,6 @@ def run_script(*arguments: str, **environment: str) -> subprocess.CompletedProce
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(torch.cuda.is_available(), reason="says what is skipped without a GPU")
 def test_without_a_gpu_it_runs_to_the_end_and_says_what_it_skipped(tmp_path: Path) -> None:
     done = run_script("--json", str(tmp_path / "report.json"))
     assert done.returncode == 0, done.stdout + done.stderr

@@ -1,6 +1,8 @@
 """Where servers run: accelerators hidden unless a GPU is asked for."""
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -9,7 +11,7 @@ import torch
 from bench.harness.servers import TestedServer
 from dflash_sglang.cpu.activation import find_accelerator
 from launch import devices
-from launch.devices import CPU, GPU, HIDDEN, OWN, DeviceError
+from launch.devices import CPU, GPU, HIDDEN, OWN, Device, DeviceError
 from launch.serving import Server
 from tests.support.fake_gpu import fake_gpu
 
@@ -35,6 +37,29 @@ def test_a_server_sees_no_accelerator_by_default(
     fake_gpu(monkeypatch)
     env = make(Path("m")).env
     assert {name: env.get(name) for name in HIDDEN} == HIDDEN
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("device", "platform"), [(CPU, "CpuPlatform"), (GPU, "None")])
+def test_the_cpu_platform_serves_on_a_machine_with_a_gpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: Device, platform: str
+) -> None:
+    # In a process of its own, as a server is; Python runs sitecustomize before anything else.
+    for name in HIDDEN:
+        monkeypatch.delenv(name, raising=False)
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os, torch\n"
+        "torch.cuda.is_available = lambda: os.environ.get('CUDA_VISIBLE_DEVICES') != ''\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{os.environ['PYTHONPATH']}")
+    done = subprocess.run(
+        [sys.executable, "-c", "from dflash_sglang import cpu; print(cpu.activate())"],
+        env=Server("m", device=device).env,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert platform in done.stdout
 
 
 def test_with_gpu_nothing_is_hidden(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from bench.gpu.serve import __main__ as tool
+from dflash_sglang import zoo
 from tests.support.fake_gpu import fake_gpu
 from tests.unit.bench.gpu_serve.stub import Script
 
@@ -167,6 +168,35 @@ def test_a_warm_start_follows_where_it_is_asked_for(
     assert first.env["TRITON_CACHE_DIR"] == second.env["TRITON_CACHE_DIR"]
     assert "--dtype bfloat16" in " ".join(first.command)
     assert run_of(results(), "adaptive")["start"]["restart"]["longest_gap_ms"] > 0
+
+
+def test_a_pair_of_ones_own_is_served_with_its_flags_and_stays_private(
+    monkeypatch: pytest.MonkeyPatch, script: Script, results: Results, tmp_path: Path
+) -> None:
+    fake_gpu(monkeypatch)
+    folder = tmp_path / "secret-model"
+    folder.symlink_to(zoo.path("hybrid").verifier)
+    questions = tmp_path / "questions.txt"
+    questions.write_text("Where is the gold?\n")
+    arguments = ["--pairs", "none", "--concurrency", "1", "--requests", "2", "--name", "mine"]
+    arguments += ["--configurations", "replay", "--prompts", str(questions)]
+    models = [str(folder), str(zoo.path("hybrid").drafter)]
+    out = ["--out", str(tmp_path / "out"), "--", "--page-size", "16"]
+    assert tool.main([*models, *arguments, *out]) == 0
+    assert [(run["pair"], run["configuration"]) for run in results()["runs"]] == [
+        ("mine", "plain"),
+        ("mine", "replay"),
+    ]
+    for server in script.started:
+        assert server.command[server.command.index("--page-size") + 1] == "16"
+        assert "--max-running-requests" not in server.command, "SGLang's own limits"
+        assert server.env["HF_HUB_OFFLINE"] == "0"
+        assert server.env.get("CUDA_VISIBLE_DEVICES") != ""
+    with zipfile.ZipFile(tmp_path / "out" / "report.zip") as archive:
+        text = "".join(archive.read(name).decode() for name in archive.namelist())
+    assert "secret-model" not in text
+    assert "gold" not in text
+    assert not [name for name in archive.namelist() if "answers" in name]
 
 
 def test_without_a_gpu_nothing_starts_and_the_error_says_what_to_do(
