@@ -21,12 +21,19 @@ frailty of mean 1 and shape K given what was seen (Vaupel, Manton and Stallard, 
 
 from __future__ import annotations
 
-from bisect import bisect
-from collections import Counter
 from collections.abc import Hashable, Sequence
 from itertools import accumulate
 from math import sqrt
+from operator import mul
 from typing import NamedTuple
+
+import numpy as np
+
+from dflash_sglang.core.width.difficulty import (
+    STEPS_PER_OCTAVE,
+    Difficulties,
+    Groups,
+)
 
 START_REJECTION = 0.2  # before anything was seen: optimistic, so that the first steps draft
 # The curve's prior at a position, in steps; it is the position before, because acceptance along a
@@ -35,17 +42,11 @@ CURVE_PRIOR = 0.5
 # However long nothing was seen, the curve keeps this many steps of evidence: enough to remember
 # that drafts were bad, little enough to be outvoted by a few new ones.
 CURVE_FLOOR = 4.0
-DIFFICULTY_PRIOR = 8.0  # K: rejections after which a request outweighs the average one
 # Only products m * q are seen. The mean m of a batch is therefore drawn to 1, as if this many
 # average requests were among them: nearly all the way in a large batch, hardly for one request, so
 # that its bad luck is not counted in both m and q.
 AVERAGE_REQUESTS = 8
-STEPS_PER_OCTAVE = 3  # difficulties are rounded to 2 ** (n / 3), so that requests share a table row
-WIDEST_CLASS = 3 * STEPS_PER_OCTAVE  # difficulties between 1/8 and 8
-BOUNDS = [2 ** ((n + 0.5) / STEPS_PER_OCTAVE) for n in range(-WIDEST_CLASS, WIDEST_CLASS)]
-
-# How many requests share (class of difficulty, max_width), and so their expected commits.
-Groups = Counter[tuple[int, int]]
+FEW = 4  # requests that are learned from one by one: faster than the calls of numpy for all
 
 
 class Outcome(NamedTuple):
@@ -54,26 +55,6 @@ class Outcome(NamedTuple):
     last_seen: int  # position of the last draft with a known outcome, 0 for none
     rejected: bool  # whether that draft was rejected
     probability: float = 1.0  # of this outcome, where several are possible
-
-
-class Request:
-    """What is known about one request."""
-
-    __slots__ = ("at_risk", "difficulty", "group", "max_width", "rejections")
-
-    def __init__(self, max_width: int) -> None:
-        self.max_width = max_width
-        self.rejections = 0.0
-        self.at_risk = 0.0  # rejections that an average request would have had
-        self.difficulty = 1.0
-        self.group = (0, max_width)  # (class of difficulty, max_width): same expectations
-
-    def learn(self, rejections: float, at_risk: float, keep: float) -> None:
-        """Add a step; `keep` is what remains of the evidence before it."""
-        self.rejections = keep * self.rejections + rejections
-        self.at_risk = keep * self.at_risk + at_risk
-        self.difficulty = (DIFFICULTY_PRIOR + self.rejections) / (DIFFICULTY_PRIOR + self.at_risk)
-        self.group = (bisect(BOUNDS, self.difficulty) - WIDEST_CLASS, self.max_width)
 
 
 class AcceptanceModel:
@@ -90,8 +71,7 @@ class AcceptanceModel:
         """
         self._block_size = block_size
         self._half_life = half_life
-        self._keep = 0.5 ** (1 / half_life)
-        self._requests: dict[Hashable, Request] = {}
+        self._difficulties = Difficulties(block_size, keep=0.5 ** (1 / half_life))
         # Both by position 1 .. block_size - 1, as means over the batch: evidence counts in steps.
         self._rejections = [0.0] * block_size
         self._at_risk = [0.0] * block_size
@@ -99,32 +79,28 @@ class AcceptanceModel:
 
     def limit(self, key: Hashable, max_width: int) -> None:
         """Commit at most this many tokens of a request in a step; 1 is no speculation for it."""
-        self._requests[key] = Request(max(1, min(max_width, self._block_size)))
+        self._difficulties.put(key, max_width)
 
     def forget(self, key: Hashable) -> None:
         """Drop a finished request; one that was never seen is fine."""
-        self._requests.pop(key, None)
+        self._difficulties.forget(key)
 
     def groups(self, keys: Sequence[Hashable]) -> Groups:
         """Group requests by expected commits; new ones are added as average."""
-        known = self._requests
-        for key in keys:
-            if key not in known:
-                known[key] = Request(self._block_size)
-        return Counter([known[key].group for key in keys])
+        return self._difficulties.groups(keys)
 
     def expected_commit(self, groups: Groups, width: int) -> float:
         """Expected tokens that all these requests together commit in a step of this width."""
-        return sum(
-            count * self._commits(difficulty)[min(width, max_width)]
-            for (difficulty, max_width), count in groups.items()
-        )
+        rows, total = self._rows, 0.0
+        for (difficulty, max_width), count in groups.items():
+            total += count * rows[difficulty][width if width < max_width else max_width]
+        return total
 
     def most_commit(self, groups: Groups, known: int, width: int) -> float:
         """What they would commit if every draft past those of width `known` were accepted."""
         total = 0.0
         for (difficulty, max_width), count in groups.items():
-            row, from_width = self._commits(difficulty), min(known, max_width)
+            row, from_width = self._rows[difficulty], min(known, max_width)
             reached = row[from_width] - row[from_width - 1]  # P(all known drafts are accepted)
             total += count * (row[from_width] + reached * (min(width, max_width) - from_width))
         return total
@@ -137,13 +113,23 @@ class AcceptanceModel:
             accept_lens: drafts accepted of each, below `width`.
             width: verified tokens of each, the anchor counted.
         """
-        self.observe_outcomes(
-            keys,
-            [
-                [verify_outcome(accept_len, min(width, self.max_width(key)) - 1)]
-                for key, accept_len in zip(keys, accept_lens, strict=True)
-            ],
-        )
+        known = self._difficulties
+        rows = known.rows(keys)
+        if len(rows) <= FEW:
+            shown_by = (min(width, most) - 1 for most in known.max_widths(rows).tolist())
+            seen = map(verify_outcome, accept_lens, shown_by)
+            self.observe_outcomes(keys, [[one] for one in seen])
+            return
+        accepted = np.array(accept_lens, dtype=np.intp)
+        shown = np.minimum(known.max_widths(rows), width) - 1
+        # As `verify_outcome`.
+        last_seen, rejected = np.minimum(accepted + 1, shown), accepted < shown
+        positions = self._block_size + 1
+        rejections = np.bincount(last_seen, rejected, positions).tolist()
+        at_risk = np.bincount(last_seen, known.of(rows), positions).tolist()
+        known.learn(rows, rejected, np.array(self._risk_up_to)[last_seen])
+        showing = int(np.count_nonzero(last_seen))
+        self._learn(len(rows), showing, rejections, at_risk)
 
     def observe_outcomes(
         self, keys: Sequence[Hashable], outcomes: Sequence[Sequence[Outcome]]
@@ -154,32 +140,44 @@ class AcceptanceModel:
             keys: as in `observe`.
             outcomes: of each request.
         """
-        rejections, at_risk = [0.0] * (self._block_size + 1), [0.0] * (self._block_size + 1)
-        showing, difficulties = 0, 0.0
-        for key, possible in zip(keys, outcomes, strict=True):
-            request = self._requests.get(key)
-            difficulty = 1.0 if request is None else request.difficulty
+        known, positions = self._difficulties, self._block_size + 1
+        rows = known.rows(keys)
+        rejections, at_risk = [0.0] * positions, [0.0] * positions
+        showing = 0
+        for row, difficulty, possible in zip(
+            rows.tolist(), known.of(rows).tolist(), outcomes, strict=True
+        ):
             rejected, risk = 0.0, 0.0
-            for one in possible:
-                at_risk[one.last_seen] += difficulty * one.probability
-                rejections[one.last_seen] += one.rejected * one.probability
-                rejected += one.rejected * one.probability
-                risk += self._risk_up_to[one.last_seen] * one.probability
-            if request is not None:
-                request.learn(rejected, risk, self._keep)
-            if any(one.last_seen > 0 for one in possible):
-                showing += 1
-                difficulties += difficulty
-        self._age(0.5 ** (sqrt(len(keys)) / self._half_life))
+            for last_seen, was_rejected, probability in possible:
+                at_risk[last_seen] += difficulty * probability
+                risk += self._risk_up_to[last_seen] * probability
+                if was_rejected:
+                    rejections[last_seen] += probability
+                    rejected += probability
+            known.learn(row, rejected, risk)
+            showing += any(one.last_seen > 0 for one in possible)
+        self._learn(len(rows), showing, rejections, at_risk)
+
+    def _learn(
+        self, requests: int, showing: int, rejections: list[float], at_risk: list[float]
+    ) -> None:
+        """Add a step to the curve.
+
+        Args:
+            requests: of the step.
+            showing: those of them of whose drafts it shows something.
+            rejections: by position, of all of them; 0 stands for no draft.
+            at_risk: their difficulty, at the last draft that each shows.
+        """
+        self._age(0.5 ** (sqrt(requests) / self._half_life))
         if showing:
-            mean = (difficulties + AVERAGE_REQUESTS) / (showing + AVERAGE_REQUESTS)
+            mean = (sum(at_risk[1:]) + AVERAGE_REQUESTS) / (showing + AVERAGE_REQUESTS)
             self._add([n / showing for n in rejections], [n / showing / mean for n in at_risk])
         self._update_curve()
 
     def max_width(self, key: Hashable) -> int:
         """Most tokens that a request may commit in a step."""
-        request = self._requests.get(key)
-        return self._block_size if request is None else request.max_width
+        return int(self._difficulties.max_widths(self._difficulties.rows([key]))[0])
 
     def _age(self, keep: float) -> None:
         for i in range(1, self._block_size):
@@ -203,16 +201,26 @@ class AcceptanceModel:
             before = min(1.0, rejections / (self._at_risk[i] + CURVE_PRIOR))
             self._curve[i] = before
         self._risk_up_to = list(accumulate(self._curve))
-        self._rows: dict[int, list[float]] = {}
+        self._rows = CommitRows(self._curve[1:])
 
-    def _commits(self, difficulty_class: int) -> list[float]:
-        """Expected committed tokens by width 0 .. block_size for one class of difficulty."""
-        row = self._rows.get(difficulty_class)
-        if row is None:
-            difficulty = 2 ** (difficulty_class / STEPS_PER_OCTAVE)
-            rejections = [min(1.0, difficulty * rejection) for rejection in self._curve[1:]]
-            row = expected_commits(rejections, self._block_size)
-            self._rows[difficulty_class] = row
+
+class CommitRows(dict[int, list[float]]):
+    """By class of difficulty, expected committed tokens by width 0 .. block_size."""
+
+    def __init__(self, rejections: Sequence[float]) -> None:
+        """No row is known yet.
+
+        Args:
+            rejections: of the drafts of an average request.
+        """
+        super().__init__()
+        self._rejections = rejections
+
+    def __missing__(self, difficulty_class: int) -> list[float]:
+        difficulty = 2 ** (difficulty_class / STEPS_PER_OCTAVE)
+        scaled = [difficulty * rejection for rejection in self._rejections]
+        row = expected_commits([one if one < 1 else 1.0 for one in scaled], len(scaled) + 1)
+        self[difficulty_class] = row
         return row
 
 
@@ -230,8 +238,6 @@ def expected_commits(rejections: Sequence[float], limit: int) -> list[float]:
         rejections: probability of each draft to be rejected if those before it are accepted.
         limit: most tokens that the request commits.
     """
-    committed, survival = [0.0, 1.0], 1.0
-    for width, rejection in enumerate(rejections, 2):
-        survival *= 1 - rejection
-        committed.append(committed[-1] + (survival if width <= limit else 0.0))
-    return committed
+    reached = list(accumulate([1 - rejection for rejection in rejections], mul))
+    reached[limit - 1 :] = [0.0] * len(reached[limit - 1 :])
+    return [0.0, *accumulate(reached, initial=1.0)]

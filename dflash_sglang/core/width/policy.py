@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping, Sequence
 from typing import NamedTuple
 
-from dflash_sglang.core.width.acceptance_model import AcceptanceModel, Groups
+from dflash_sglang.core.width.acceptance_model import AcceptanceModel
 from dflash_sglang.core.width.cost_model import CostTable
+from dflash_sglang.core.width.difficulty import Groups
 from dflash_sglang.core.width.narrowing import Bound, BoundTables, Narrowing
 from dflash_sglang.core.width.settings import WidthSettings
 

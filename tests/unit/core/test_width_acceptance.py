@@ -5,7 +5,9 @@ from collections.abc import Sequence
 
 import pytest
 
+from dflash_sglang.core.width import acceptance_model
 from dflash_sglang.core.width.acceptance_model import AcceptanceModel, expected_commits
+from dflash_sglang.core.width.difficulty import UNKNOWN, Difficulties
 
 BLOCK = 16
 
@@ -82,6 +84,33 @@ def test_plain_steps_show_nothing() -> None:
     assert commits(acceptance, "new", 16) == pytest.approx(before, rel=0.1)  # remembered
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_many_requests_at_once_are_learned_as_one_by_one(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Requests come and go, have limits, and are reported after they have gone."""
+    rng = random.Random(seed)
+    one_by_one, at_once = AcceptanceModel(BLOCK, 64), AcceptanceModel(BLOCK, 64)
+    running = [str(n) for n in range(30)]
+    for step in range(200):
+        keys, width = list(running), rng.choice([1, 2, 4, 8, 16])
+        if rng.random() < 0.3:
+            leaves, joins = rng.randrange(len(running)), f"joined in {step}"
+            for model in (one_by_one, at_once):
+                model.forget(running[leaves])
+                if step % 2:
+                    model.limit(joins, 1 + step % 5)
+            running[leaves] = joins
+        lengths = [accept_len(rng, [0.3 + 0.02 * n] * 15, width) for n in range(30)]
+        for model, few in ((one_by_one, 30), (at_once, 0)):
+            monkeypatch.setattr(acceptance_model, "FEW", few)
+            model.observe(keys, lengths, width)
+            model.groups(running)
+        # Sums in another order differ in the last digits.
+        assert at_once._curve == pytest.approx(one_by_one._curve, rel=1e-12)
+        assert at_once.groups(running) == one_by_one.groups(running)
+
+
 def test_a_change_is_learned_and_faster_after_plain_steps() -> None:
     def probes_until_good(plain_steps: int) -> int:
         acceptance = fed([0.1] * 15, 4, batch_size=1)
@@ -148,7 +177,27 @@ def test_forgotten_requests_count_for_the_server_and_leave_nothing_behind() -> N
     for _ in range(20):
         acceptance.observe(["a"], [0], width=4)  # late
     assert commits(acceptance, "new", 4) < before
-    assert set(acceptance._requests) == {"new"}
+    assert len(acceptance._difficulties) == 1
+
+
+def test_a_forgotten_request_is_an_unknown_one_at_once() -> None:
+    known = Difficulties(BLOCK, keep=0.99)
+    known.put("a", BLOCK)
+    assert known.rows(["a"]).tolist() != [UNKNOWN]
+    known.forget("a")
+    assert known.rows(["a"]).tolist() == [UNKNOWN]
+
+
+def test_a_request_starts_average_where_another_has_left() -> None:
+    acceptance = AcceptanceModel(BLOCK, half_life=64)
+    for n in range(50):  # more than there is room for at first
+        acceptance.limit(f"hard {n}", 2)
+        for _ in range(10):
+            acceptance.observe([f"hard {n}"], [0], width=2)
+    for n in range(50):
+        acceptance.forget(f"hard {n}")
+    new = [f"new {n}" for n in range(60)]
+    assert acceptance.groups(new) == {(0, BLOCK): 60}
 
 
 @pytest.mark.parametrize("block_size", [1, 2])
