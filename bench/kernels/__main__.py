@@ -1,6 +1,7 @@
 """Do the Triton kernels compile well, how many bytes do they move, do their tests catch bugs?
 
     python -m bench.kernels --aot [--json FILE]        # compile for A100, H100, B200: the gate
+    python -m bench.kernels --cold-start [--json FILE] # CPU seconds of what a start compiles
     python -m bench.kernels --bytes [--json FILE]      # bytes moved, ours and SGLang's
     python -m bench.kernels --mutants [OP ...]         # planted bugs: all must be caught
 
@@ -20,6 +21,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parse_options(argv)
     if options.aot:
         return check_compiled(options)
+    if options.cold_start:
+        return show_cold_start(options)
     if options.bytes:
         return show_bytes(options)
     return check_mutants(options)
@@ -27,9 +30,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def parse_options(argv: Sequence[str] | None) -> argparse.Namespace:
     """Options of the command line."""
-    parser = report.new_parser("bench.kernels", __doc__, "rows of --aot or --bytes")
+    parser = report.new_parser("bench.kernels", __doc__, "rows of --aot, --cold-start or --bytes")
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--aot", action="store_true", help="compile ahead of time and gate")
+    what.add_argument("--cold-start", action="store_true", help="compile what a start does, timed")
     what.add_argument("--bytes", action="store_true", help="count bytes")
     what.add_argument("--mutants", nargs="*", metavar="OP", help="plant bugs in these ops, or all")
     return parser.parse_args(argv)
@@ -53,6 +57,16 @@ def check_compiled(options: argparse.Namespace) -> int:
         print(f"the gate is blind, this must not pass: {one}")
     print(f"{len(compiled) - len(failed)} of {len(compiled)} pass; {len(controls)} controls")
     return int(bool(failed or blind))
+
+
+def show_cold_start(options: argparse.Namespace) -> int:
+    """Compile and print."""
+    from bench.kernels import cold_start
+
+    rows = [row._asdict() for row in cold_start.measure()]
+    print(report.table(rows, options.markdown))
+    report.write_rows(options.json, rows)
+    return 0
 
 
 def show_bytes(options: argparse.Namespace) -> int:

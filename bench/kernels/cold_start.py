@@ -5,6 +5,9 @@ Both run the worker's own code: its constructor with the self-test of the ops, a
 
 from __future__ import annotations
 
+import os
+import tempfile
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
@@ -20,7 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from bench.harness.fake_gpu.fakes import TAPS, FakeServer, fake_gpu
 from bench.harness.fake_gpu.our_worker import make_worker
 from bench.harness.fake_gpu.traffic import PUBLIC, Traffic, make_batch, new
-from bench.kernels.specialisations import Compile, compiled
+from bench.kernels.specialisations import HOPPER, Compile, compiled
 from dflash_sglang.core.penalties import PenaltyParams
 from dflash_sglang.step import batch_facts
 from dflash_sglang.step.penalties import PenalisedRows, Penalties
@@ -138,13 +141,51 @@ class _Request:
     """What counts are kept by."""
 
 
+class Row(NamedTuple):
+    """What one op's kernels cost a start whose cache is empty."""
+
+    server: str  # how sampled requests accept
+    op: str  # or the module of several
+    forms: int  # compiled
+    cpu_seconds: float
+
+
+RULES: Mapping[str, Mapping[str, bool]] = {
+    "drafts match": {},
+    "block verification": {"speculative_use_block_verification": True},
+    "rejection sampling": {"speculative_use_rejection_sampling": True},
+}
+
+
+def measure() -> list[Row]:
+    """Starts of a server by each rule, on an H100 or H200; every one with an empty cache."""
+    return [
+        Row(name, op, len(costs), round(sum(costs), 2))
+        for name, flags in RULES.items()
+        for op, costs in _by_op(compile_start(HOPPER, **flags)).items()
+    ]
+
+
 def compile_start(arch: int, **flags: Any) -> list[Compile]:
-    """Compile what a start warms, as with an empty cache; TRITON_CACHE_DIR names an empty folder.
+    """Compile what a start compiles, in a cache of its own.
 
     Args:
         arch: of the GPU, such as 90.
         flags: SGLang's.
     """
     found: list[Compile] = []
-    with compiled(found, arch), started(**flags):
+    with (
+        tempfile.TemporaryDirectory() as cache,
+        mock.patch.dict(os.environ, TRITON_CACHE_DIR=cache),
+        compiled(found, arch),
+        started(**flags),
+    ):
         return found
+
+
+def _by_op(compiles: Sequence[Compile]) -> dict[str, list[float]]:
+    """CPU seconds of each compile, the sum of all under "all"."""
+    costs: defaultdict[str, list[float]] = defaultdict(list)
+    for one in compiles:
+        costs[one.what.op].append(one.cpu_seconds)
+    return {**costs, "all": [one.cpu_seconds for one in compiles]}

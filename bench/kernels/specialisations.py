@@ -6,6 +6,7 @@ launch, specialises on them and looks the form up as it does on a GPU. Nothing i
 
 from __future__ import annotations
 
+import itertools
 import resource
 import warnings
 from collections.abc import Iterator
@@ -43,16 +44,20 @@ class Compile(NamedTuple):
 class NamedDriver:
     """Tells Triton which GPU there is, and of its parts only that."""
 
+    _numbers = itertools.count()
+
     def __init__(self, arch: int) -> None:
         self._target = GPUTarget("cuda", arch, 32)
+        # Kernels keep their compiled forms by it: a new one has none, and none of a real device.
+        self._device = f"named {next(self._numbers)}"
 
     def get_current_target(self) -> GPUTarget:
         """The GPU that is compiled for."""
         return self._target
 
     def get_current_device(self) -> str:
-        """Kernels keep their compiled forms by it: none of a real device is among them."""
-        return f"named {self._target.arch}"
+        """One that has compiled nothing."""
+        return self._device
 
     def get_current_stream(self, device: object) -> int:
         """The default one."""
@@ -62,8 +67,7 @@ class NamedDriver:
 @contextmanager
 def named_gpu(arch: int = HOPPER) -> Iterator[None]:
     """Let Triton compile for an architecture, as if such a GPU were the current device."""
-    # The interpreter and a GPU, if there is one, find their own driver again.
-    active = driver._active
+    active = driver._active  # the driver of a GPU, if there is one
     driver.set_active(cast(Any, NamedDriver(arch)))
     try:
         with warnings.catch_warnings():

@@ -39,7 +39,7 @@ MAY_IMPORT_SGLANG = {
     "bench",
     "tests",
 }
-TRITON_FILES = ("kernel.py", "triton_common.py")
+TRITON_FILES = ("kernel.py", "triton_common.py", "late_compiles.py")
 SCRIPT_FOLDERS = ("kernels", "tests", "bench", "launch", "docs")
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from dflash_kernels import dispatch
@@ -14,6 +14,9 @@ from dflash_sglang.config import SETTINGS_FLAG, OpsChoice
 from dflash_sglang.core.accept import REJECTIONS, Rule
 from dflash_sglang.errors import OpsError
 from dflash_sglang.step.setup.layer_stack import CACHE_DTYPES
+
+if TYPE_CHECKING:
+    from dflash_kernels.late_compiles import LateCompile
 
 logger = logging.getLogger(__name__)
 
@@ -82,4 +85,40 @@ def prepare_ops(ops: str, device: torch.device | str, shapes: ServerShapes) -> N
     logger.info(
         "DFLASH device ops: Triton, self-test passed (%s).",
         ", ".join(f"{op} {1000 * took:.0f} ms" for op, took in seconds.items()),
+    )
+
+
+def watch_compiles(device: torch.device | str) -> None:
+    """Log every kernel that is compiled from now on, while requests wait for it.
+
+    Call it once, when all is ready to serve. The start has compiled what our ops launch, so one of
+    ours is a fault, and a warning. Kernels of SGLang and of libraries stop the server as long; they
+    are named, and told apart, for whoever looks for what did.
+
+    Args:
+        device: that serves.
+    """
+    if torch.device(device).type != "cuda":
+        return
+    from dflash_kernels import late_compiles  # imports triton
+
+    late_compiles.watch(log_compile)
+
+
+def log_compile(late: LateCompile) -> None:
+    """One line."""
+    if late.reason is None:
+        logger.info(
+            "Triton kernel %s, not one of DFLASH's, was made ready while serving: %.2f s.",
+            late.kernel,
+            late.seconds,
+        )
+        return
+    logger.warning(
+        "DFLASH compiled a kernel of op %s while serving, and requests waited %.2f s: %s, %s. "
+        "The start should have compiled it: please report this line.",
+        late.op,
+        late.seconds,
+        late.kernel,
+        late.reason,
     )

@@ -29,7 +29,7 @@ from dflash_sglang.step.recurrent_state import RecurrentStates, has_recurrent_la
 from dflash_sglang.step.setup.calibration import Calibration
 from dflash_sglang.step.setup.draft_model import DraftModel, build_draft_model
 from dflash_sglang.step.setup.mask_embedding import load_mask_embedding
-from dflash_sglang.step.setup.op_self_test import op_shapes, prepare_ops
+from dflash_sglang.step.setup.op_self_test import op_shapes, prepare_ops, watch_compiles
 from dflash_sglang.step.setup.width_capture import (
     LEAST_FREE_DRAFT_GB,
     build_widths,
@@ -218,6 +218,7 @@ class WorkerBase(BaseSpecWorker):
         self._additional_graph_time_usage = {"target_verify": built.seconds}
         if self._widths.adaptive:
             self._calibrate(built.largest_batch)
+        watch_compiles(self.device)
 
     def _fits_draft_graphs(self) -> bool:
         """Whether memory is left for the drafter's graphs, by SGLang's own measure."""

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 import torch
+from dflash_kernels import late_compiles
+from dflash_kernels.late_compiles import LateCompile
 from dflash_kernels.types import ServerShapes
+from triton import knobs
 
 from dflash_sglang.errors import OpsError
 from dflash_sglang.step.setup import op_self_test as ops
@@ -52,3 +58,63 @@ def test_a_failure_names_op_error_and_remedy(monkeypatch: pytest.MonkeyPatch) ->
     with pytest.raises(OpsError, match="accept_match differs") as stopped:
         prepare_ops("triton", "cuda", SHAPES)
     assert '{"ops": "reference"}' in str(stopped.value)
+
+
+# ---- compiles while serving --------------------------------------------------------------------
+
+OURS = LateCompile("dflash_kernels.accept_match.kernel._accept_match", 1.25, "LANES is 32, was 16")
+ANOTHERS = LateCompile("sglang.kernels.ops.some_module._kernel", 0.5, None)
+
+
+@pytest.mark.parametrize(("device", "watched"), [("cuda", True), ("cuda:1", True), ("cpu", False)])
+def test_compiles_are_watched_where_triton_serves(
+    device: str, watched: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reports: list[Any] = []
+    monkeypatch.setattr(late_compiles, "watch", reports.append)
+    ops.watch_compiles(device)
+    assert reports == [ops.log_compile] * watched
+
+
+def test_a_compile_of_an_op_while_serving_is_a_warning_with_op_and_reason(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with caplog.at_level("INFO"):
+        ops.log_compile(OURS)
+    (record,) = caplog.records
+    assert record.levelname == "WARNING"
+    assert "accept_match" in record.message
+    assert "1.25 s" in record.message
+    assert "LANES is 32, was 16" in record.message
+
+
+def test_a_compile_of_another_packages_kernel_is_told_apart(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with caplog.at_level("INFO"):
+        ops.log_compile(ANOTHERS)
+    (record,) = caplog.records
+    assert record.levelname == "INFO"
+    assert "sglang.kernels.ops.some_module._kernel, not one of DFLASH's" in record.message
+
+
+def test_tritons_hook_leads_to_the_log(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As Triton calls it, with the names that it gives."""
+    monkeypatch.setattr(knobs.runtime, "jit_cache_hook", None)
+    monkeypatch.setattr(knobs.runtime, "jit_post_compile_hook", None)
+    ops.watch_compiles("cuda")
+    key = "[('*i64', 'D'), ('constexpr', 32)]{'num_warps': 1}"
+    before = key.replace("32", "16")
+    kernel = SimpleNamespace(
+        arg_names=["x_ptr", "LANES"], device_caches={0: ({before: 0, key: 0},)}
+    )
+    fn = SimpleNamespace(module="dflash_kernels.an_op.kernel", name="_k", jit_function=kernel)
+    given = {"key": key, "repr": "", "fn": fn, "compile": {"device": 0}}
+    with caplog.at_level("INFO"):
+        for hook in (knobs.runtime.jit_cache_hook, knobs.runtime.jit_post_compile_hook):
+            assert hook is not None
+            hook(**given, is_manual_warmup=False, already_compiled=False)
+    assert "op an_op while serving" in caplog.text
+    assert "LANES is 32, was 16" in caplog.text

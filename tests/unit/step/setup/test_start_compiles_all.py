@@ -7,10 +7,11 @@ specialises the arguments of every launch, for a GPU that is named and not there
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from itertools import cycle
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Self
 
 import pytest
@@ -22,13 +23,18 @@ from dflash_kernels.accept_match import kernel as accept_match_kernel
 from dflash_kernels.accept_sampled import kernel as accept_sampled_kernel
 from dflash_kernels.context_kv import kernel as context_kv_kernel
 from dflash_kernels.prepare_block import kernel as prepare_block_kernel
+from sglang.srt.model_executor.cuda_graph_config import Backend
 
 from bench.kernels.cold_start import KINDS, PREFILLS, prefill, serve, started
 from bench.kernels.specialisations import Specialisation, looked_up
-from dflash_sglang.core.width import WidthSettings
 from dflash_sglang.step.setup import op_self_test, worker_base
 
-LADDER = WidthSettings().ladder(16)
+EAGER = SimpleNamespace(
+    graph=SimpleNamespace(
+        cuda_graph_config=SimpleNamespace(decode=SimpleNamespace(backend=Backend.DISABLED))
+    )
+)
+LADDER = (1, 2, 4, 8, 12, 16)  # the default's widths among them
 BATCHES = (1, 2, 16, 17, 256)  # the values and multiples that Triton tells apart, and others
 
 
@@ -60,9 +66,24 @@ class Server:
         return {one.op for one in self.served - self.warmed}
 
 
+def offering(folder: Path, widths: Sequence[int]) -> dict[str, Any]:
+    """Flags of a server with these widths, the last one its block size."""
+    settings = folder / "settings.json"
+    settings.write_text(json.dumps({"widths": widths}))
+    return {
+        "speculative_num_draft_tokens": widths[-1],
+        "speculative_adaptive_config": str(settings),
+    }
+
+
 @pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
-    with Server() as one:
+def ladder(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return offering(tmp_path_factory.mktemp("ladder"), LADDER)
+
+
+@pytest.fixture(scope="module")
+def server(ladder: dict[str, Any]) -> Iterator[Server]:
+    with Server(**ladder) as one:
         yield one
 
 
@@ -118,8 +139,8 @@ def test_rules_for_sampled_drafts_are_not_compiled_where_drafts_match(server: Se
 @pytest.mark.parametrize(
     "flag", ["speculative_use_block_verification", "speculative_use_rejection_sampling"]
 )
-def test_a_rule_for_sampled_drafts_needs_no_compile(flag: str) -> None:
-    with Server(**{flag: True}) as server:
+def test_a_rule_for_sampled_drafts_needs_no_compile(flag: str, ladder: dict[str, Any]) -> None:
+    with Server(**ladder, **{flag: True}) as server:
         for width in LADDER:
             server.serve("sampled", width, 1, 16, 5)
             server.serve("filtered, limited", width, 2)
@@ -128,9 +149,9 @@ def test_a_rule_for_sampled_drafts_needs_no_compile(flag: str) -> None:
         assert server.late() == set()
 
 
-def test_relaxed_acceptance_needs_no_compile() -> None:
+def test_relaxed_acceptance_needs_no_compile(ladder: dict[str, Any]) -> None:
     """Its thresholds may be set while the server runs."""
-    with Server(speculative_accept_threshold_single=0.5) as server:
+    with Server(**ladder, speculative_accept_threshold_single=0.5) as server:
         for width in LADDER:
             server.serve("sampled", width)
             server.serve("sampled, limited", width)
@@ -144,6 +165,29 @@ def test_an_fp8_cache_needs_no_compile() -> None:
         assert server.late() == set()
 
 
+def test_compiles_are_watched_when_all_is_ready(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What graphs and calibration compile is part of the start."""
+    done: list[str] = []
+    widths = SimpleNamespace(memory_gb=0.0, seconds=0.0, largest_batch={})
+
+    def step(name: str, result: Any = None) -> Callable[..., Any]:
+        def run(*_: Any, **__: Any) -> Any:
+            done.append(name)
+            return result
+
+        return run
+
+    with Server() as server:
+        worker = server.step.worker
+        monkeypatch.setattr(worker._drafter, "init_graphs", step("draft graphs"))
+        monkeypatch.setattr(worker_base, "build_widths", step("widths", widths))
+        monkeypatch.setattr(worker, "_calibrate", step("calibration"))
+        monkeypatch.setattr(worker_base, "watch_compiles", step("watch"))
+        monkeypatch.setattr(worker_base, "get_exec", lambda: EAGER)
+        worker.init_cuda_graphs()
+    assert done == ["draft graphs", "widths", "calibration", "watch"]
+
+
 # ---- wide blocks, and planted faults -----------------------------------------------------------
 
 WIDE = (1, 8, 16, 24, 32)
@@ -151,13 +195,8 @@ WIDE = (1, 8, 16, 24, 32)
 
 @pytest.fixture
 def wide(tmp_path: Path) -> dict[str, Any]:
-    """Flags of a server with blocks of 32, whose widths do not all share their forms."""
-    settings = tmp_path / "settings.json"
-    settings.write_text(json.dumps({"widths": WIDE}))
-    return {
-        "speculative_num_draft_tokens": WIDE[-1],
-        "speculative_adaptive_config": str(settings),
-    }
+    """A server whose widths do not all share their forms."""
+    return offering(tmp_path, WIDE)
 
 
 def serve_all(server: Server) -> None:
@@ -240,9 +279,6 @@ def test_planted_fault_a_number_that_is_specialised_on(
     named = next(one for one in kernel.params if one.name == parameter)
     monkeypatch.setattr(named, "do_not_specialize", False)
     monkeypatch.setattr(worker_base, "op_shapes", warm_only(8))
-    kernel.device_caches.clear()
     with Server() as server:
         serve_narrow(server)
-        late = server.late()
-    kernel.device_caches.clear()
-    assert late == {op}
+        assert server.late() == {op}
