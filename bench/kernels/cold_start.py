@@ -72,7 +72,7 @@ class Launched(TorchDispatchMode):
         if func.namespace != "dflash":
             return func(*args, **(kwargs or {}))
         op = func._schema.name.removeprefix("dflash::")
-        return getattr(part_of(op, "kernel"), f"{op}_op")._init_fn(*args, **(kwargs or {}))
+        return getattr(part_of(op, "kernel"), f"{op}_op")._launch(*args, **(kwargs or {}))
 
 
 @contextmanager
