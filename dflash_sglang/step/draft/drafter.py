@@ -127,9 +127,10 @@ class Drafter:
         return self._runners.backends()
 
     def _prepare(self, width: int) -> None:
-        self._width = width
-        # Convolutions along the block, where a drafter has them, are as long as the block.
-        self._runner.model.set_block_size(width)
+        if width != self._width:
+            self._width = width
+            # Convolutions along the block, where a drafter has them, are as long as the block.
+            self._runner.model.set_block_size(width)
 
     def _tail(self, hidden: Tensor, input_ids: Tensor | None = None) -> None:
         self._by_width[self._width].tail(hidden, input_ids)
