@@ -12,6 +12,7 @@ not known without a GPU: what the driver keeps for a graph.
 import itertools
 import sys
 import warnings
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -23,6 +24,7 @@ from sglang.srt.arg_groups.cuda_graph_hook import generate_decode_cuda_graph_bat
 from sglang.srt.runtime_context import get_context, get_exec
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from bench import report
 from dflash_sglang.config import Settings
@@ -43,6 +45,7 @@ class Row(NamedTuple):
     backend: str
     requests: int
     added_gb: float  # on the device, by verifier and drafter
+    moment_gb: float  # while one width is built, at most
     alone_gb: float  # if nothing were shared
     pinned_gb: float  # on the host
     pinned_alone_gb: float
@@ -138,6 +141,7 @@ def count(backend: str, requests: int, settings: Settings) -> Row:
     narrow = few_batch_sizes(captured, settings.narrow_cuda_graph_max_bs)
     graphs = len(captured) * 2
     sizes: dict[str, list[float]] = {}
+    moments: list[int] = []
     for shared in (True, False):
         added: list[Tensor] = []
         for role in ("verifier", "drafter"):
@@ -150,8 +154,11 @@ def count(backend: str, requests: int, settings: Settings) -> Row:
                 if shared:
                     borrow_buffers(one, whole)
                 batch_sizes = plain if width == 1 else narrow
-                capture(one, width, batch_sizes)
-                graphs += len(batch_sizes) if shared else 0
+                with Allocations(tensors(whole)) as moment:
+                    capture(one, width, batch_sizes)
+                if shared:
+                    graphs += len(batch_sizes)
+                    moments.append(moment.most)
                 added += tensors(one, known=tensors(whole))
         sizes["shared" if shared else "alone"] = [
             round(size(one for one in added if one.device.type == device) / 1e9, 3)
@@ -162,6 +169,7 @@ def count(backend: str, requests: int, settings: Settings) -> Row:
         backend,
         requests,
         added_gb=added_gb,
+        moment_gb=round(max(moments) / 1e9, 3),
         alone_gb=alone_gb,
         pinned_gb=pinned_gb,
         pinned_alone_gb=pinned_alone_gb,
@@ -178,6 +186,29 @@ def capture(backend: Any, width: int, batch_sizes: Sequence[int]) -> None:
         for batch_size in batch_sizes:
             wrappers = backend._create_prefill_wrappers(batch_size)
             backend.prefill_cuda_graph_metadata[batch_size] = wrappers
+
+
+class Allocations(TorchDispatchMode):
+    """Bytes of the device in use at once, of what is allocated while it is active, at most."""
+
+    def __init__(self, known: Iterable[Tensor]) -> None:
+        super().__init__()
+        self.most = 0
+        self._known = {one.untyped_storage()._cdata for one in known}
+        self._alive: dict[int, tuple[weakref.ref[Any], int]] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Runs an op and counts what is alive behind it."""
+        result = func(*args, **(kwargs or {}))
+        if isinstance(result, Tensor) and result.device.type == "cuda":
+            storage = result.untyped_storage()
+            if storage._cdata not in self._known:
+                self._alive.setdefault(storage._cdata, (weakref.ref(result), storage.nbytes()))
+            self._alive = {
+                key: (one, taken) for key, (one, taken) in self._alive.items() if one() is not None
+            }
+            self.most = max(self.most, sum(taken for _, taken in self._alive.values()))
+        return result
 
 
 def size(found: Iterable[Tensor]) -> int:
@@ -256,6 +287,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             "backend": row.backend,
             "requests": row.requests,
             "GB added": f"{row.added_gb:.2f}",
+            "for a moment": f"{row.moment_gb:.2f}",
             "GB alone": f"{row.alone_gb:.2f}",
             "GB pinned": f"{row.pinned_gb:.2f}",
             "pinned alone": f"{row.pinned_alone_gb:.2f}",

@@ -9,7 +9,8 @@ its own.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 from sglang.srt.layers.attention.verify_mask import VerifyMask
@@ -44,24 +45,38 @@ PARTS = ("full_attn_backend", "decode_backend", "prefill_backend")
 def borrow_buffers(narrow: Any, whole: Any) -> None:
     """Let a width's backend use the block's buffers as soon as it has allocated its own.
 
-    Its own are dropped before anything is captured with them, so they are there for a moment.
+    Its own are dropped before anything is captured with them. The largest, the slot lists, are not
+    allocated at all, because SGLang's backends take one; the others are there for a moment.
 
     Args:
         narrow: SGLang's backend of a narrower width, before its graphs are captured.
         whole: that of the block, of the same model, after its graphs were captured.
     """
-    allocate = narrow.init_cuda_graph_state
-
-    def allocate_and_borrow(max_bs: int, max_num_tokens: int) -> None:
-        allocate(max_bs, max_num_tokens)
-        for ours, theirs in pairs(narrow, whole):
-            for path in LENT[type(ours).__name__]:
-                _replace(ours, theirs, path)
-
-    narrow.init_cuda_graph_state = allocate_and_borrow
     for ours, theirs in pairs(narrow, whole):
+        ours.init_cuda_graph_state = partial(
+            _allocate_and_borrow, ours, theirs, ours.init_cuda_graph_state
+        )
         if type(ours).__name__ == "FlashInferAttnBackend":
             _borrow_plans(ours, theirs)
+
+
+def _allocate_and_borrow(
+    narrow: Any,
+    whole: Any,
+    allocate: Callable[..., None],
+    max_bs: int,
+    max_num_tokens: int,
+) -> None:
+    """In place of a narrower width's `init_cuda_graph_state`."""
+    slots = getattr(whole, "cuda_graph_kv_indices", None)
+    if isinstance(slots, list):
+        slots = slots[0]
+    given = {}
+    if slots is not None and len(slots) >= max_num_tokens * narrow.max_context_len:
+        given["kv_indices_buf"] = slots[:0]  # the block's comes in its place
+    allocate(max_bs, max_num_tokens, **given)
+    for path in LENT[type(narrow).__name__]:
+        _replace(narrow, whole, path)
 
 
 def pairs(narrow: Any, whole: Any) -> Iterator[tuple[Any, Any]]:
@@ -116,7 +131,7 @@ def _replace(narrow: Any, whole: Any, path: str) -> None:
 
 
 def _lent(ours: Any, theirs: Any) -> Any:
-    """As much of the block's buffer as a width has of its own; its own where that does not do."""
+    """The block's buffer, which may be longer than needed; a width's own where that does not do."""
     if isinstance(ours, list):
         return [_lent(*both) for both in zip(ours, theirs, strict=True)]
     if isinstance(ours, VerifyMask) and isinstance(theirs, VerifyMask):
@@ -129,4 +144,4 @@ def _lent(ours: Any, theirs: Any) -> Any:
         and ours.shape[1:] == theirs.shape[1:]
         and len(ours) <= len(theirs)
     )
-    return theirs[: len(ours)] if fits else ours
+    return theirs if fits else ours

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from dflash_sglang.step.setup.width_capture import LEAST_FREE_GB
+
 BACKENDS = ("fa3", "triton", "flashinfer")
 # GB by the most requests at once. SGLang keeps 10 GB free on a large GPU, for prefills.
 LIMITS = {48: 0.5, 256: 2.0}
@@ -38,6 +40,12 @@ def test_widths_add_little_memory(rows: Any, backend: str, requests: int) -> Non
     assert row["added_gb"] + row["pinned_gb"] < LIMITS[requests]
     # Else nothing would have been allocated that could be shared.
     assert row["alone_gb"] > LIMITS[requests]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_no_width_needs_more_for_a_moment_than_a_start_keeps_free(rows: Any, backend: str) -> None:
+    """Buffers that the block's replace are allocated first, but for the largest."""
+    assert rows[backend, 256]["moment_gb"] < LEAST_FREE_GB
 
 
 @pytest.mark.parametrize("requests", LIMITS)
