@@ -92,7 +92,8 @@ srt.layers.attention.triton_backend:TritonAttnBackend | buffers of all widths
     cuda_graph_attn_lse _verify_mask
 srt.layers.attention.flashinfer_backend:FlashInferAttnBackend | buffers of all widths
     init_cuda_graph_state(max_bs, max_num_tokens, kv_indices_buf) max_context_len
-    _create_prefill_wrappers(bs, use_custom_mask) cuda_graph_kv_indices cuda_graph_custom_mask prefill_cuda_graph_metadata
+    _create_prefill_wrappers(bs, use_custom_mask) cuda_graph_kv_indices cuda_graph_custom_mask
+    prefill_cuda_graph_metadata
 srt.layers.attention.hybrid_linear_attn_backend:HybridLinearAttnBackend | buffers of all widths
     full_attn_backend
 srt.layers.attention.hybrid_attn_backend:HybridAttnBackend | buffers of all widths
