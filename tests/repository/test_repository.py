@@ -8,6 +8,7 @@ import dflash_sglang
 
 ROOT = Path(__file__).resolve().parents[2]
 IGNORED = {".git", "build", "dist", "__pycache__", ".venv"}
+BENCH_SCRIPTS = ("bench/gpu_check.sh", "bench/gpu_serve.sh")
 BINARY = {".safetensors", ".png", ".pt"}
 
 
@@ -48,7 +49,7 @@ def test_no_file_names_a_path_of_one_machine() -> None:
 
 
 def test_scripts_are_executable() -> None:
-    for script in ("launch/demo", "launch/setup.sh", "tests/run", ".ci/run"):
+    for script in ("launch/demo", "launch/setup.sh", "tests/run", ".ci/run", *BENCH_SCRIPTS):
         assert (ROOT / script).stat().st_mode & 0o111, script
 
 

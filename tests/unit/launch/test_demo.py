@@ -4,8 +4,10 @@ import json
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 import torch
 
@@ -14,7 +16,7 @@ from dflash_sglang.config import read_settings
 from launch import comparison, demo, on_gpu
 from launch.client import Answer
 from launch.comparison import Comparison, ComparisonError, Options
-from launch.devices import GPU
+from launch.devices import CPU, GPU
 from launch.load import Load
 from launch.report import PLAIN, Pass
 from launch.serving import Server
@@ -171,7 +173,11 @@ def test_modes_differ_in_the_worker_alone() -> None:
     ).detached
 
 
-def test_on_a_gpu_servers_are_bfloat16_and_one_after_another() -> None:
+def test_on_a_gpu_servers_are_bfloat16_and_one_after_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # However much memory the host has: what they share is the GPU's.
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=1e12))
     options = OPTIONS._replace(device=GPU, with_builtin=True, concurrency=(8,))
     modes = comparison.choose_modes(options)
     assert [mode.name for mode in modes] == ["plain", "builtin", "fixed", "dflash"]
@@ -183,6 +189,7 @@ def test_on_a_gpu_servers_are_bfloat16_and_one_after_another() -> None:
         assert "--disable-overlap-schedule" not in text
         assert "--max-mamba-cache-size" not in text
     assert comparison.group(modes, GPU)[0] == [[mode] for mode in modes]
+    assert comparison.group(modes, CPU)[0] == [modes]
     assert str(comparison.FIXED_WIDTH) in comparison.make_server(modes[2], options).command
     assert read_settings(str(comparison.FIXED_WIDTH), lora=False).width == "fixed"
 

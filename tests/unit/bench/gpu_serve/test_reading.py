@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from bench.gpu.serve.pairs import SAMPLING, PairError, is_hybrid, own_pair, read
 from bench.gpu.serve.questions import QUESTIONS
 from bench.gpu.serve.streams import Streamed
 from dflash_sglang import zoo
+from dflash_sglang.step.setup import width_capture
 from launch.client import Answer
 from tests.unit.bench.gpu_serve.stub import Script, StubServer
 
@@ -25,7 +27,8 @@ LOG = """\
 [2026-01-01 00:00:39] DFLASH width 1: 0.10 GB and 2.5 s; 12.40 GB are free.
 [2026-01-01 00:00:40] DFLASH op compiled at start
 [2026-01-01 00:00:41] The server is fired up and ready to roll!
-[2026-01-01 00:01:00] DFLASH compiled accept_filtered while serving: a new width
+[2026-01-01 00:01:00] DFLASH compiled a kernel of op accept_filtered while serving, and requests \
+waited 2.10 s: _scan_tile, a new form.
 """
 
 
@@ -35,6 +38,14 @@ def test_memory_by_stage_and_width() -> None:
     assert [(one["width"], one["took_gb"]) for one in memory["widths"]] == [(8, 0.41), (1, 0.1)]
     assert memory["before_widths_gb"] == 12.91
     assert memory["free_gb"] == 12.4
+
+
+def test_the_line_of_a_width_is_the_one_that_is_read() -> None:
+    # Its words are in the worker: if they change there, the memory of widths goes missing here.
+    source = Path(width_capture.__file__).read_text()
+    (form,) = re.findall(r'"(DFLASH width %[^"]*)"', source)
+    line = form % (8, 0.41, 9.5, " for graphs of batch sizes 1, 2", 12.5)
+    assert server_log.memory(line)["widths"] == [{"width": 8, "took_gb": 0.41, "free_gb": 12.5}]
 
 
 def test_a_log_without_widths_has_the_memory_of_sglang() -> None:
