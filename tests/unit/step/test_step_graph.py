@@ -97,6 +97,16 @@ def test_one_op_draws_filtered_requests_but_those_with_all_filters(
     assert drawn == [4]
 
 
+def test_tokens_of_requests_that_left_do_not_wait_for_those_that_go_on(step: OurStep) -> None:
+    """They may get the same slots: one launch must not write both."""
+
+    def writes(batch: int) -> int:
+        guard = step.run(Traffic(batch, sampled=False, width=1))
+        return guard.ops("step").count("dflash::context_kv")
+
+    assert [writes(batch) for batch in (2, 2, 1, 1)] == [0, 0, 1, 0]
+
+
 # ---- planted faults ----------------------------------------------------------------------------
 
 Wrap = Callable[[Callable[..., Any]], Callable[..., Any]]
