@@ -23,6 +23,14 @@ def random_drafter(folder: Path, seed: int = 0, model: str = "moe") -> Path:
     return _write(folder, weights, {}, model)
 
 
+def without_weights(folder: Path, model: str = "moe") -> Path:
+    """The configuration of an embedded drafter, for ``--speculative-draft-load-format dummy``."""
+    folder.mkdir(parents=True)
+    config = (zoo.path(model).drafter / "config.json").read_text()
+    (folder / "config.json").write_text(config)
+    return folder
+
+
 def sliding_drafter(folder: Path, window: int = 16, model: str = "moe") -> Path:
     """An embedded drafter with its first layer seeing only the last `window` tokens."""
     weights = load_file(zoo.path(model).drafter / "model.safetensors")

@@ -75,6 +75,8 @@ class Configuration(NamedTuple):
         """Flags of the server."""
         args = ["--speculative-dflash-block-size", str(self.block_size)]
         args += ["--speculative-draft-window-size", str(WINDOW)] if self.window else []
+        if self.drafter is Drafter.RANDOM:
+            args += ["--speculative-draft-load-format", "dummy"]
         return args + self.plain_args()
 
     def plain_args(self) -> list[str]:
@@ -102,7 +104,7 @@ class Configuration(NamedTuple):
     def checkpoint(self, folder: Path) -> Path:
         """The drafter's checkpoint, made under `folder` where it is a variant."""
         if self.drafter is Drafter.RANDOM:
-            return checkpoints.random_drafter(folder / "random", model=self.model)
+            return checkpoints.without_weights(folder / "random", model=self.model)
         if self.drafter is Drafter.SLIDING:
             return checkpoints.sliding_drafter(folder / "sliding", model=self.model)
         return zoo.path(self.model).drafter

@@ -8,13 +8,13 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from bench.harness.requests import essence, greedy, send, send_all
+from bench.harness.requests import essence, greedy, send_all
 from bench.harness.servers import TestedServer
 from dflash_sglang import zoo
 from tests.support.adapters import ATTENTION, write_adapter
 
-NEW_TOKENS = 64
-PROMPTS = 8
+NEW_TOKENS = 48
+PROMPTS = 6
 BASE = None
 # Two ranks and scales, and one adapter that changes the embedding, which the drafter borrows.
 LOADED = {
@@ -155,12 +155,10 @@ def test_a_name_may_become_another_adapters(
     name = "changing"
     ones = [answer for (adapter, _), answer in zip(work, expected, strict=True) if adapter == "one"]
     prompts = [prompt for adapter, prompt in work if adapter == BASE]
-    for path, wanted in ((servers.later, None), (servers.later.parent / "one", ones)):
+    for path, is_one in ((servers.later, False), (servers.later.parent / "one", True)):
         given = {"lora_name": name, "lora_path": str(path)}
         assert servers.dflash.post("/load_lora_adapter", given)["success"]
         got = essence(answers(servers.dflash, mixed(prompts, [name]), 4))
-        assert (got == ones) == (wanted is not None)
+        assert (got == ones) == is_one
         assert servers.dflash.post("/unload_lora_adapter", {"lora_name": name})["success"]
-    status, body = send(servers.dflash, {**greedy(prompts[0]), "lora_path": "unknown"})
-    assert (status, "unknown" in body) == (400, True)
     servers.dflash.check_idle()

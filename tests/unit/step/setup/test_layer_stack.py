@@ -98,6 +98,41 @@ def test_fp8_caches_are_divided_by_their_scales() -> None:
     assert (got == expected).float().mean() > 0.99
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, FP8, torch.float8_e5m2])
+def test_every_kv_dtype_holds_the_same_keys_and_values(dtype: torch.dtype) -> None:
+    """Those of --speculative-draft-kv-cache-dtype, written at once or layer by layer."""
+    model = drafter()
+    exact = written(model, torch.float32, one_by_one=True)
+    # The last bit: both ways round once, sums of other orders.
+    step = 2 * torch.finfo(dtype).eps
+    torch.testing.assert_close(
+        written(model, dtype, one_by_one=False), exact, rtol=step, atol=torch.finfo(dtype).tiny
+    )
+
+
+def test_quantised_projections_are_written_layer_by_layer() -> None:
+    """As --speculative-draft-model-quantization makes them: weights only the method can read."""
+
+    class Quantised:
+        """Keeps weights in FP8."""
+
+        def apply(self, layer: Any, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+            return torch.nn.functional.linear(x, layer.weight.float(), bias)
+
+    model, rounded = drafter(), drafter()
+    for layer, twin in zip(model.layers, rounded.layers, strict=True):
+        projection, plain = layer.self_attn.qkv_proj, twin.self_attn.qkv_proj
+        projection.weight = torch.nn.Parameter(projection.weight.to(FP8), requires_grad=False)
+        projection.quant_method = Quantised()
+        plain.weight.data = plain.weight.to(FP8).float()
+    assert "layer 0: quantized" in str(stack_problem(model, pool()))
+    got = written(model, torch.float32, one_by_one=False)
+    expected = written(rounded, torch.float32, one_by_one=True)
+    assert expected.abs().sum() > 0
+    # float32 sums over 48 terms in another order.
+    torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
+
+
 def test_new_weights_are_stacked_before_the_next_write() -> None:
     model = drafter()
     runner = SimpleNamespace(model=model, token_to_kv_pool=pool())
