@@ -3,10 +3,11 @@
     python -m bench.rollback prompts --json docs/data/rollback_prompts.json
 
 Held-out prompts of the pair are answered by one server after another, on the CPU platform: plain
-decoding, snapshots, and replay with float32 and with TF32 products, in float32 and in bfloat16. The answers are compared with plain decoding in float32, and those in bfloat16 with
-snapshots in bfloat16 as well, which is the choice that a server on a GPU has. Up to the first
-difference the log-probabilities of the same tokens are compared too, because an answer only
-changes where two tokens are almost equally likely.
+decoding, snapshots, and replay with float32 and with TF32 products, in float32 and in bfloat16.
+The answers are compared with plain decoding in float32, and those in bfloat16 with snapshots in
+bfloat16 as well, which is the choice that a server on a GPU has. Up to the first difference the
+log-probabilities of the same tokens are compared too, because an answer only changes where two
+tokens are almost equally likely.
 """
 
 from __future__ import annotations

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import math
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 import torch
 
-from bench.rollback import states, tf32
+from bench.harness.server_side import tf32_replay
+from bench.rollback import prompts, states, tf32
 from bench.rollback.states import ACTIVATIONS, SNAPSHOTS, measure, sequential, shares
 from bench.rollback.tf32 import Products
 from bench.rollback.tokens import Size, commit_lens, tokens
+from dflash_sglang.cpu.gated_delta import replay
 from dflash_sglang.cpu.gated_delta.delta_rule import TokenBlock, apply_updates, run_block
 
 SMALL = Size(key_heads=2, heads=4, dim=64)
@@ -107,3 +110,44 @@ def test_half_lives_cover_four_orders() -> None:
     rates = SMALL.a_log().exp()
     assert float(rates[0] / rates[-1]) == pytest.approx(10_000, rel=1e-3)
     assert all(one > other for one, other in pairwise(rates.tolist()))
+
+
+def answer(ids: str, gap: float = 1.0, shift: float = 0.0) -> prompts.Answer:
+    """One of as many tokens as letters, all as likely, and as much likelier than the next."""
+    return prompts.Answer(tuple(map(ord, ids)), (-0.5 - shift,) * len(ids), (gap,) * len(ids), 1)
+
+
+def test_answers_are_compared_up_to_their_first_difference() -> None:
+    """A difference behind the first, where the texts have parted, is no evidence of anything."""
+    other = prompts.MODES[1]
+    found = {
+        prompts.REFERENCE: [answer("same"), answer("abcd", gap=0.25), answer("long")],
+        other: [answer("same", shift=0.125), answer("abxy", shift=0.5), answer("longer", shift=1)],
+    }
+    row = prompts.compare(other, prompts.REFERENCE, found)
+    assert (row["prompts"], row["identical"], row["verifies"]) == (3, 1, 3)
+    assert row["gaps"] == [0.25, 1.0]
+    # Four tokens of the first answer, two of the second, four of the third.
+    assert row["shift median"] == pytest.approx(0.5)
+    assert row["shift 99 %"] == pytest.approx(1.0)
+
+
+def test_an_emulation_reaches_the_server(tmp_path: Path) -> None:
+    (mode,) = (m for m in prompts.MODES if m.dtype == "float32" and m.products == "nearest")
+    server = mode.server(tmp_path)
+    assert server.env["DFLASH_TF32"] == "nearest"
+    assert "tf32_replay" in next(tmp_path.rglob("entry_points.txt")).read_text()
+    plain = prompts.MODES[2].server(tmp_path / "plain")
+    assert "DFLASH_TF32" not in plain.env
+
+
+def test_the_plugin_rounds_what_a_verify_of_the_cpu_platform_multiplies(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(replay, "run_block", run_block)  # restored at the end of the test
+    state, block = some_block(5)
+    monkeypatch.setenv(tf32_replay.TF32, "truncated")
+    tf32_replay.round_products()
+    outputs, _ = vars(replay)["run_block"](state, block)
+    assert torch.equal(outputs, tf32.verify(state, block, Products.TRUNCATED)[0])
+    assert not torch.equal(outputs, run_block(state, block)[0])
