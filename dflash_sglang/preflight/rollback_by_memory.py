@@ -48,7 +48,7 @@ def divide_memory(original: Division, configurator: KVCacheConfigurator, memory:
         snapshots = _requests(original, configurator, memory, asked)
         flags = _replay_flags(get_spec().speculative_num_draft_tokens)
         replay = 0
-        if why_not is None and snapshots < asked:
+        if why_not is None:
             replay = _requests(original, configurator, memory, asked, **flags)
         if replay > snapshots:
             get_context().override(__name__, **flags)

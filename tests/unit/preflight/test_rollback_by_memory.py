@@ -92,7 +92,6 @@ def test_replay_where_snapshots_hold_requests_down(caplog: pytest.LogCaptureFixt
     with server(), caplog.at_level(logging.INFO):
         replay, requests, _ = divided(configurator)
         assert (replay, requests >= 48) == (True, True)
-        # What the pool is then built with: not SGLang's default.
         assert get_exec().mamba.linear_replayssm_cache_len == LENGTH
     with server(enable_linear_replayssm_spec=True, linear_replayssm_cache_len=LENGTH):
         assert by_sglang_alone(configurator)[0] == requests
@@ -105,6 +104,12 @@ def test_replay_where_snapshots_hold_requests_down(caplog: pytest.LogCaptureFixt
         f"sets {record / 1e6:.1f} MB a request aside for it instead of {snapshot / 1e6:.1f}" in line
     )
     assert f"{48 * (snapshot - record) / 1e9:.1f} GB less for 48 requests" in line
+
+
+def test_the_record_that_memory_chose_holds_a_long_block() -> None:
+    with server(speculative_num_draft_tokens=17):
+        assert divided(qwen36())[0] is True
+        assert get_exec().mamba.linear_replayssm_cache_len == 32  # SGLang's default is 16
 
 
 @pytest.mark.parametrize(
