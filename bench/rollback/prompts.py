@@ -12,6 +12,8 @@ tokens are almost equally likely.
 
 from __future__ import annotations
 
+import json
+import shutil
 import sys
 import tempfile
 import time
@@ -88,13 +90,19 @@ class Answer(NamedTuple):
 
 
 def answers_of(mode: Mode, prompts: Sequence[str], folder: Path) -> list[Answer]:
-    """All answers of one server."""
+    """All answers of one server; those that `folder` has from an earlier run are read."""
+    file = folder / f"answers_{len(prompts)}.json"
+    if file.exists():
+        return [_parse(body) for body in json.loads(file.read_text())]
     payloads = [
         {**greedy(prompt, MAX_NEW_TOKENS), "return_logprob": True, "top_logprobs_num": 2}
         for prompt in prompts
     ]
+    shutil.rmtree(folder, ignore_errors=True)
     with mode.server(folder) as server:
-        return [_parse(body) for body in send_all(server, payloads, CONCURRENCY)]
+        bodies = send_all(server, payloads, CONCURRENCY)
+    file.write_text(json.dumps(bodies))
+    return [_parse(body) for body in bodies]
 
 
 def compare(mode: Mode, reference: Mode, found: dict[Mode, list[Answer]]) -> dict[str, Any]:
@@ -144,14 +152,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Serve, print the table and keep it."""
     parser = report.new_parser("bench.rollback prompts", __doc__, "result")
     parser.add_argument("--prompts", type=int, default=300, help="the first so many")
+    parser.add_argument(
+        "--keep", type=Path, metavar="FOLDER", help="logs and answers, to go on from"
+    )
     given = parser.parse_args(argv)
     prompts = [prompt.text for prompt in choose_prompts(MODEL, given.prompts)]
     begin, found = time.perf_counter(), dict[Mode, list[Answer]]()
     with tempfile.TemporaryDirectory() as folder:
-        for number, mode in enumerate(progress(MODES, unit="servers")):
-            found[mode] = answers_of(mode, prompts, Path(folder) / str(number))
+        for mode in progress(MODES, unit="servers"):
+            place = (given.keep or Path(folder)) / mode.name.replace(", ", "_")
+            found[mode] = answers_of(mode, prompts, place)
     rows = list(rows_of(found))
     print(report.table([_shown(row) for row in rows], given.markdown))
+    given.keep = None  # no result rests on where it lay
     seconds = round(time.perf_counter() - begin, 1)
     report.write_json(given, {"seconds": seconds, "rows": rows})
     return 0
