@@ -3,22 +3,19 @@
 import os
 import shutil
 import time
-from collections.abc import Mapping, Sequence
-from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
-from bench.gpu.serve import differences, server_log
+from bench.gpu.serve import server_log
 from bench.gpu.serve.configurations import PLAIN, Configuration
+from bench.gpu.serve.loads import Loader, state_of
 from bench.gpu.serve.options import Options
-from bench.gpu.serve.pairs import GREEDY, Pair, limits
+from bench.gpu.serve.pairs import Pair, limits
 from bench.gpu.serve.results import Results, Run, as_file_name
-from bench.gpu.serve.streams import Streamed, StreamError, send_all, summarize
 from bench.harness.servers import settings
 from dflash_sglang.config import READY
-from launch.client import RequestError
 from launch.comparison import say
-from launch.serving import Server, ServerError
+from launch.serving import Server
 
 OK, FAILED, INTERRUPTED = "ok", "failed", "interrupted"
 LAST_LINES = 15  # of a log, in the row of a server that failed
@@ -42,9 +39,6 @@ class NotServedError(RuntimeError):
     """A server runs, but not what was to be measured."""
 
 
-FAILURES = (ServerError, NotServedError, StreamError, RequestError, OSError, HTTPException)
-
-
 class Measurement:
     """Measures one configuration and keeps what it found, however far it got."""
 
@@ -57,14 +51,16 @@ class Measurement:
         name = as_file_name(f"{pair.name}-{configuration.name}")
         self._log_dir = options.out / "logs" / name
         self._triton = options.out / "triton" / name
+        known = None if configuration.name == PLAIN else results.answers(pair.name)
+        self._loader = Loader(pair, options, known)
         self._start: dict[str, Any] = {}
         self._loads: list[dict[str, Any]] = []
-        self._answers: dict[int, list[Sequence[int]]] = {}
 
     def run(self) -> None:
         """Measures; a server that fails becomes a row with its last lines."""
         status, error, advice = OK, None, None
-        shutil.rmtree(self._triton, ignore_errors=True)
+        for folder in (self._triton, self._log_dir):  # of an earlier run
+            shutil.rmtree(folder, ignore_errors=True)
         self._triton.mkdir(parents=True)
         try:
             self._first_start()
@@ -73,14 +69,14 @@ class Measurement:
         except KeyboardInterrupt:
             status = INTERRUPTED
             raise
-        except FAILURES as problem:
+        except Exception as problem:  # whatever it is, the next server is measured
             status, error = FAILED, self._error(problem)
             advice = advice_for(error)
             say(f"{self._label}: failed; {advice}\n{error}")
         finally:
             shutil.rmtree(self._triton, ignore_errors=True)
             if status == OK and self._configuration.name == PLAIN:
-                self._results.keep_answers(self._pair.name, self._answers)
+                self._results.keep_answers(self._pair.name, self._loader.answers)
             self._results.add(
                 Run(
                     pair=self._pair.name,
@@ -101,10 +97,15 @@ class Measurement:
         try:
             self._start["seconds"] = self._wait(server)
             self._start |= self._read_start(server)
-            self._start["cold"] = self._first_requests(server)
+            self._start["cold"] = self._loader.first_requests(server)
             for sampling in ("greedy", "default"):
                 for concurrency in self._options.requests:
-                    self._loads.append(self._load(server, sampling, concurrency))
+                    row = self._loader.load(server, sampling, concurrency)
+                    self._loads.append(row)
+                    say(
+                        f"{self._label}: {sampling}, concurrency {concurrency}: "
+                        f"{row['tokens_per_s']:.0f} tokens/s, tau {row['tau']:.2f}"
+                    )
             log = server.log_path.read_text(errors="replace")
             self._start["compiles_while_serving"] = server_log.compiles_while_serving(log)
         finally:
@@ -114,7 +115,7 @@ class Measurement:
         server = self._server(self._log_dir / "restart")
         try:
             seconds = self._wait(server)
-            self._start["restart"] = {"seconds": seconds, **self._first_requests(server)}
+            self._start["restart"] = {"seconds": seconds, **self._loader.first_requests(server)}
         finally:
             server.stop()
 
@@ -163,72 +164,9 @@ class Measurement:
             },
         }
 
-    # ---- loads ---------------------------------------------------------------------------------
-
-    def _first_requests(self, server: Server) -> dict[str, float | None]:
-        """Longest waits of the first requests after a start, which also warm the server up."""
-        most = max(self._options.requests)
-        waits = []
-        for sampling in (GREEDY, self._pair.sampling):
-            prompts = self._prompts(most)
-            streamed, seconds = send_all(server, prompts, most, sampling, self._options.new_tokens)
-            waits.append(summarize(streamed, seconds))
-        gaps = [one.longest_gap_ms for one in waits if one.longest_gap_ms is not None]
-        return {
-            "longest_gap_ms": max(gaps, default=None),
-            "longest_first_token_ms": max(one.longest_first_token_ms for one in waits),
-        }
-
-    def _load(self, server: Server, sampling: str, concurrency: int) -> dict[str, Any]:
-        params = GREEDY if sampling == "greedy" else self._pair.sampling
-        prompts = self._prompts(self._options.requests[concurrency])
-        before = steps_by_width(server)
-        streamed, seconds = send_all(server, prompts, concurrency, params, self._options.new_tokens)
-        after = steps_by_width(server)
-        numbers = summarize(streamed, seconds)
-        steps = {width: n - before.get(width, 0) for width, n in after.items()}
-        row: dict[str, Any] = {
-            "sampling": sampling,
-            "concurrency": concurrency,
-            **numbers._asdict(),
-            "steps_by_width": {width: n for width, n in steps.items() if n},
-        }
-        if sampling == "greedy":
-            row |= self._compared(server, prompts, streamed, concurrency)
-        say(
-            f"{self._label}: {sampling}, concurrency {concurrency}: {numbers.tokens_per_s:.0f} "
-            f"tokens/s, tau {numbers.tau:.2f}, p99 {numbers.p99_ms} ms between tokens"
-        )
-        return row
-
-    def _compared(
-        self,
-        server: Server,
-        prompts: Sequence[Sequence[int]],
-        streamed: Sequence[Streamed],
-        concurrency: int,
-    ) -> dict[str, Any]:
-        """How greedy answers differ from plain decoding's at the same concurrency.
-
-        Plain decoding's own are compared with those at its lowest concurrency.
-        """
-        reference: Mapping[int, Sequence[Sequence[int]]]
-        if self._configuration.name == PLAIN:
-            self._answers[concurrency] = [one.answer.output_ids for one in streamed]
-            lowest = min(self._answers)
-            reference = {} if concurrency == lowest else {concurrency: self._answers[lowest]}
-        else:
-            reference = self._results.answers(self._pair.name)
-        if concurrency not in reference:
-            return {}
-        return differences.compare(server, prompts, reference[concurrency], streamed)._asdict()
-
-    def _prompts(self, count: int) -> list[Sequence[int]]:
-        return [self._pair.prompts[i % len(self._pair.prompts)] for i in range(count)]
-
     def _error(self, error: Exception) -> str:
         """What happened, and the last lines of the log."""
-        what = str(error).partition("\n")[0]
+        what = f"{type(error).__name__}: {error}".partition("\n")[0]
         for log in (self._log_dir / "restart" / "server.log", self._log_dir / "server.log"):
             if log.exists():
                 tail = log.read_text(errors="replace").splitlines()[-LAST_LINES:]
@@ -239,16 +177,3 @@ class Measurement:
 def advice_for(error: str) -> str:
     """What to do about a server that failed."""
     return next((advice for mark, advice in _ADVICE.items() if mark in error), _NO_ADVICE)
-
-
-def state_of(info: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The scheduler's part of the server's information."""
-    states = info.get("internal_states") or [{}]
-    state: Mapping[str, Any] = states[0]
-    return state
-
-
-def steps_by_width(server: Server) -> dict[str, int]:
-    """Verifies so far by width; empty unless our worker serves."""
-    dflash = state_of(server.server_info()).get("dflash") or {}
-    return dict(dflash.get("steps_by_width") or {})

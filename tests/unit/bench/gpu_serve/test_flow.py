@@ -92,6 +92,35 @@ def test_a_server_that_fails_is_a_row_with_its_last_lines_and_advice(
     assert "**fixed failed.** Lower --mem-fraction-static" in report
 
 
+def test_without_plain_answers_nothing_is_called_equal_to_them(
+    run: Callable[..., int], results: Results, script: Script
+) -> None:
+    script.fails["plain"] = "killed"
+    assert run("--concurrency", "1", "2", "--configurations", "plain", "adaptive") == 1
+    assert all("equal" not in load for load in run_of(results(), "adaptive")["loads"])
+
+
+def test_plain_decoding_is_compared_with_its_own_lowest_concurrency(
+    run: Callable[..., int], results: Results
+) -> None:
+    run("--concurrency", "1", "2", "--configurations", "plain")
+    alone, together, *_ = run_of(results(), "plain")["loads"]
+    assert "equal" not in alone
+    assert (together["equal"], together["compared"]) == (3, 3)
+
+
+def test_any_error_of_a_configuration_leaves_the_others(
+    run: Callable[..., int], results: Results, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(log: str) -> None:
+        raise KeyError("a line that nobody expected")
+
+    monkeypatch.setattr("bench.gpu.serve.server_log.memory", broken)
+    assert run("--concurrency", "1", "--configurations", "plain", "fixed") == 1
+    assert [one["status"] for one in results()["runs"]] == ["failed", "failed"]
+    assert "KeyError" in run_of(results(), "fixed")["error"]
+
+
 def test_an_answer_that_breaks_off_fails_its_configuration_only(
     run: Callable[..., int], results: Results, script: Script
 ) -> None:
