@@ -137,7 +137,7 @@ def test_an_emulation_reaches_the_server(tmp_path: Path) -> None:
     server = mode.server(tmp_path)
     assert server.env["DFLASH_TF32"] == "nearest"
     assert "tf32_replay" in next(tmp_path.rglob("entry_points.txt")).read_text()
-    plain = prompts.MODES[2].server(tmp_path / "plain")
+    plain = prompts.Mode("float32", "replay").server(tmp_path / "plain")
     assert "DFLASH_TF32" not in plain.env
 
 
