@@ -73,6 +73,7 @@ def _obstacle(configurator: KVCacheConfigurator) -> str | None:
     """Why it must be snapshots; None if replay is possible."""
     import torch
     from sglang.srt.runtime_context import get_exec, get_memory
+    from sglang.srt.speculative.ragged_verify import RaggedVerifyMode, read_ragged_verify_mode
 
     states = configurator.mambaish_config.mamba2_cache_params.dtype.temporal
     if states != torch.float32:
@@ -83,6 +84,9 @@ def _obstacle(configurator: KVCacheConfigurator) -> str | None:
     backend = mamba.linear_attn_decode_backend or mamba.linear_attn_backend
     if backend not in _REPLAYING_BACKENDS:
         return f"replay does not go with --linear-attn-decode-backend {backend}"
+    ragged = read_ragged_verify_mode()
+    if ragged is not RaggedVerifyMode.STATIC:
+        return f"replay does not go with SGLANG_RAGGED_VERIFY_MODE={ragged.value}"
     return None
 
 

@@ -171,6 +171,15 @@ def test_snapshots_where_replay_does_not_go(
     assert why in caplog.text
 
 
+def test_snapshots_with_ragged_verifies(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("SGLANG_RAGGED_VERIFY_MODE", "compact")
+    with server(), caplog.at_level(logging.INFO):
+        assert divided(qwen36())[0] is False
+    assert "SGLANG_RAGGED_VERIFY_MODE=compact" in caplog.text
+
+
 @pytest.mark.parametrize("rollback", ["snapshot", "replay"])
 def test_a_choice_in_the_settings_stands(tmp_path: Path, rollback: str) -> None:
     """The launcher has made "replay" SGLang's flag; were it lost, this must not bring it back."""
