@@ -76,18 +76,22 @@ class Launched(TorchDispatchMode):
 
 
 @contextmanager
-def started(cache_dtype: torch.dtype = SIZES.dtype, **flags: Any) -> Iterator[Started]:
+def started(
+    cache_dtype: torch.dtype = SIZES.dtype, vocabulary: int = SIZES.vocabulary, **flags: Any
+) -> Iterator[Started]:
     """A worker after its start, the ops' self-test included; its results are not looked at.
 
     Args:
         cache_dtype: of the KV pools.
+        vocabulary: of the models; their heads are padded to a multiple of 64.
         flags: SGLang's, beside those of the fake GPU.
     """
+    sizes = SIZES._replace(vocabulary=vocabulary)
     with ExitStack() as stack:
-        stack.enter_context(fake_gpu(SIZES, **flags))
+        stack.enter_context(fake_gpu(sizes, **flags))
         stack.enter_context(mock.patch.object(self_test, "compare"))
         stack.enter_context(mock.patch.object(torch.cuda, "synchronize"))
-        server = FakeServer(SIZES, cache_dtype)
+        server = FakeServer(sizes, cache_dtype)
         yield Started(server, make_worker(server, tests_ops=True))
 
 
@@ -104,12 +108,13 @@ def serve(step: Started, kind: Requests, batch_size: int, width: int) -> None:
         params.top_k = TOP_K_ALL
     if kind.limited:
         params.custom_params = {"dflash": {"max_width": 2}}
+    vocabulary = step.server.sizes.vocabulary
     if kind.penalised:
-        info.acc_additive_penalties = new(batch_size, SIZES.vocabulary, dtype=torch.float32)
+        info.acc_additive_penalties = new(batch_size, vocabulary, dtype=torch.float32)
     with (
         mock.patch.object(step.worker._widths, "choose", return_value=width),
         mock.patch.object(batch_facts, "async_h2d", _copied),
-        mock.patch.object(Penalties, "rows_of", return_value=_penalised()),
+        mock.patch.object(Penalties, "rows_of", return_value=_penalised(vocabulary)),
         mock.patch.object(VerifierSampler, "choose", return_value=new(batch_size, width)),
         step.server.guarded(strict=False),
         Launched(),
@@ -129,11 +134,11 @@ def _copied(values: Sequence[int], *, dtype: torch.dtype, device: object) -> Ten
     return new(len(values), dtype=dtype)
 
 
-def _penalised() -> PenalisedRows:
+def _penalised(vocabulary: int) -> PenalisedRows:
     """One penalised request, in the first row."""
     frequency, presence, repetition = (new(1, dtype=torch.float32) for _ in range(3))
     params = PenaltyParams(frequency, presence, repetition, new(1), new(1, 2))
-    counts = new(1, SIZES.vocabulary, dtype=torch.int32)
+    counts = new(1, vocabulary, dtype=torch.int32)
     return PenalisedRows([_Request()], new(1), counts, new(1), params)
 
 

@@ -244,13 +244,17 @@ class _Verifier(nn.Module):
         super().__init__()
         where: Any = {"device": sizes.device, "dtype": sizes.dtype}
         self.embedding = nn.Embedding(sizes.vocabulary, sizes.hidden, **where)
-        self.lm_head = nn.Linear(sizes.hidden, sizes.vocabulary, bias=False, **where)
+        columns = -(-sizes.vocabulary // 64) * 64  # as SGLang pads a head
+        self.lm_head = nn.Linear(sizes.hidden, columns, bias=False, **where)
         head: Any = self.lm_head
         head.quant_method = SimpleNamespace(
             apply=lambda head, x, bias: nn.functional.linear(x, head.weight, bias)
         )
         head.shard_indices = SimpleNamespace(
-            num_org_elements=sizes.vocabulary, org_vocab_start_index=0, num_added_elements=0
+            num_org_elements=sizes.vocabulary,
+            num_elements_padded=columns,
+            org_vocab_start_index=0,
+            num_added_elements=0,
         )
 
     def get_input_embeddings(self) -> nn.Module:

@@ -24,6 +24,7 @@ logger = logging.getLogger(__name__)
 def op_shapes(
     widths: tuple[int, ...],
     vocab_size: int,
+    lm_head: Any,
     top: int,
     draft_model: Any,
     cache_dtype: torch.dtype,
@@ -34,6 +35,7 @@ def op_shapes(
     Args:
         widths: that steps may have, ascending.
         vocab_size: of the verifier.
+        lm_head: of the verifier, on this rank.
         top: candidates of a drafted position.
         draft_model: SGLang's drafter.
         cache_dtype: of the drafter's KV pool.
@@ -44,6 +46,8 @@ def op_shapes(
     return ServerShapes(
         widths=widths,
         vocab_size=vocab_size,
+        head_ids=lm_head.shard_indices.num_org_elements,
+        head_columns=lm_head.shard_indices.num_elements_padded,
         top=top,
         dtype=dtype,
         layers=len(draft_model.layers),

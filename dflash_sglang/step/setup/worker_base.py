@@ -8,6 +8,7 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from sglang.srt.lora.layers import unwrap_lora_layer
 from sglang.srt.model_executor.cuda_graph_config import Backend
 from sglang.srt.platforms import current_platform
 from sglang.srt.runtime_context import get_exec, get_lora, get_parallel, get_schedule, get_spec
@@ -87,6 +88,7 @@ class WorkerBase(BaseSpecWorker):
         shapes = op_shapes(
             settings.width_settings(self.block_size).ladder(self.block_size),
             vocab_size,
+            unwrap_lora_layer(self.model_runner.model.lm_head),
             1 if self._rule is Rule.MATCH else settings.draft_top_k,
             self._draft_runner.model,
             self._draft_runner.kv_cache_dtype,

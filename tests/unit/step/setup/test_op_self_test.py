@@ -17,7 +17,19 @@ from dflash_sglang.step.setup import op_self_test as ops
 from dflash_sglang.step.setup.op_self_test import prepare_ops
 
 SHAPES = ServerShapes(
-    (1, 16), 1000, 1, torch.bfloat16, 5, 8, 128, 128, torch.float32, torch.bfloat16, None
+    (1, 16),
+    1000,
+    1000,
+    1024,
+    1,
+    torch.bfloat16,
+    5,
+    8,
+    128,
+    128,
+    torch.float32,
+    torch.bfloat16,
+    None,
 )
 
 

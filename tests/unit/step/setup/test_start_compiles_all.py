@@ -158,6 +158,15 @@ def test_relaxed_acceptance_needs_no_compile(ladder: dict[str, Any]) -> None:
         assert server.late() == set()
 
 
+def test_a_padded_head_needs_no_compile() -> None:
+    """Its rows are longer than the vocabulary, and further apart than a row of the logits."""
+    with Server(vocabulary=32_003) as server:
+        for kind in ("greedy", "sampled", "filtered"):
+            server.serve(kind, 4, 3)
+        assert "draft_tail" in {one.op for one in server.served}
+        assert server.late() == set()
+
+
 def test_an_fp8_cache_needs_no_compile() -> None:
     with Server(cache_dtype=torch.float8_e4m3fn) as server:
         server.serve("greedy", 4)
