@@ -178,12 +178,12 @@ def test_hysteresis_does_not_hold_a_width_that_got_bad() -> None:
 
 def test_the_width_follows_the_batch_size_at_once() -> None:
     simulation = Simulation(1)
-    simulation.accept_len = lambda acceptance, width: min(9, width - 1)  # type: ignore[method-assign]
+    simulation.accept_len = lambda acceptance, width: min(11, width - 1)  # type: ignore[method-assign]
     simulation.run(1.0, 300)
-    assert simulation.policy.choose([0]) == 12
+    assert simulation.policy.choose([0]) == 16
     # Acceptance is known and costs are measured: no step is needed to see that 128 want less.
     assert simulation.policy.choose(range(128)) == 8
-    assert simulation.policy.choose([0]) == 12
+    assert simulation.policy.choose([0]) == 16
 
 
 def test_requests_that_may_not_speculate_make_a_batch_plain() -> None:
@@ -266,7 +266,7 @@ def test_finished_requests_leave_nothing_behind() -> None:
     assert len(policy._acceptance._difficulties) == 0
 
 
-LARGEST = {4: 8, 8: 8, 12: 0}
+LARGEST = {4: 8, 8: 0}
 
 
 def policy_with_captured_widths() -> WidthPolicy:
@@ -281,7 +281,7 @@ def test_a_width_without_graphs_at_a_batch_size_is_never_chosen(
     simulation = Simulation(batch_size, noise=0.03)
     simulation.policy = policy_with_captured_widths()
     chosen = set(simulation.run(acceptance, 500))
-    allowed = {1, 2, 4, 8, 16} if batch_size == 8 else {1, 2, 16}
+    allowed = {1, 4, 16} if batch_size == 8 else {1, 16}
     assert chosen <= allowed
     assert set(simulation.policy.on_offer(batch_size)) == allowed
 

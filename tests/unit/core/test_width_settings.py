@@ -9,11 +9,11 @@ from dflash_sglang.errors import ConfigError
 @pytest.mark.parametrize(
     ("settings", "block_size", "widths"),
     [
-        (WidthSettings(), 16, (1, 2, 4, 8, 12, 16)),
-        (WidthSettings(), 10, (1, 2, 4, 8, 10)),  # the block size although it is not in the list
+        (WidthSettings(), 16, (1, 4, 8, 16)),
+        (WidthSettings(), 10, (1, 4, 8, 10)),  # the block size although it is not in the list
         (WidthSettings(), 1, (1,)),
-        (WidthSettings(max_width=6), 16, (1, 2, 4, 6)),
-        (WidthSettings(min_width=4), 16, (4, 8, 12, 16)),
+        (WidthSettings(max_width=6), 16, (1, 4, 6)),
+        (WidthSettings(min_width=4), 16, (4, 8, 16)),
         (WidthSettings(min_width=8, max_width=8), 16, (8,)),  # fixed
         (WidthSettings(min_width=5, max_width=5), 16, (5,)),
         (WidthSettings(widths=(16, 4, 4, 1)), 16, (1, 4, 16)),
