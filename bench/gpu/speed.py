@@ -15,6 +15,7 @@ from dflash_kernels.context_kv import context_kv
 from dflash_kernels.draft_tail import draft_tail
 from dflash_kernels.prepare_block import prepare_block
 from dflash_kernels.types import FP8, Block, Filters, LayerCaches, Proposal
+from dflash_kernels.verify_bound import CLASSES, verify_bound
 from torch import Tensor
 
 WIDTH, LAYERS, HEADS, HEAD_DIM, TOP = 16, 5, 8, 128, 20
@@ -65,6 +66,12 @@ def step_calls(device: torch.device, bs: int) -> Iterator[Call]:
     yield Call("prepare_block", lay_out, positions)
     ids, others = new.ids(2, bs, WIDTH), new.ids(2, bs, WIDTH)
     yield Call("accept_match", lambda: accept_match(ids, others, positions), ids)
+    # Of one request, whatever the batch.
+    drafts = WIDTH - 1
+    logits, lse = new.floats(drafts), new.floats(drafts)
+    acceptance, prices = torch.rand(CLASSES, device=device), torch.rand(WIDTH, device=device)
+    bound = partial(verify_bound, logits, lse, acceptance, prices)
+    yield Call("verify_bound", lambda: [bound()], logits)
 
 
 def logit_calls(device: torch.device, bs: int, vocabulary: int) -> Iterator[Call]:

@@ -15,7 +15,7 @@ from bench.gpu.serve.pairs import SAMPLING, PairError, is_hybrid, own_pair, read
 from bench.gpu.serve.questions import QUESTIONS
 from bench.gpu.serve.streams import Streamed
 from dflash_sglang import zoo
-from dflash_sglang.step.setup import width_capture
+from dflash_sglang.step.setup import op_self_test, width_capture
 from launch.client import Answer
 from tests.unit.bench.gpu_serve.stub import Script, StubServer
 
@@ -46,6 +46,14 @@ def test_the_line_of_a_width_is_the_one_that_is_read() -> None:
     (form,) = re.findall(r'"(DFLASH width %[^"]*)"', source)
     line = form % (8, 0.41, 9.5, " for graphs of batch sizes 1, 2", 12.5)
     assert server_log.memory(line)["widths"] == [{"width": 8, "took_gb": 0.41, "free_gb": 12.5}]
+
+
+def test_the_line_of_a_late_compile_is_the_one_that_is_read() -> None:
+    source = Path(op_self_test.__file__).read_text()
+    (form,) = re.findall(r'"(DFLASH compiled %?[^"]*)"', source)
+    line = form % ("accept_match", 0.3, "kernel", "reason")
+    assert server_log.compiles_while_serving(f"The server is fired up\n{line}") == [line]
+    assert server_log.compiles_while_serving(f"{line}\nThe server is fired up") == []
 
 
 def test_a_log_without_widths_has_the_memory_of_sglang() -> None:
