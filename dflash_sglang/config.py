@@ -123,6 +123,7 @@ _KEYS: dict[str, _Values] = {
     "hysteresis": _number("0 or a share", 1, zero=True),
     "explore_share": _number("a share above 0", 0.5),
     "narrow_cuda_graph_max_bs": _integer("an integer from 0 on", 0, 65536),
+    "narrow": _Values("true or false", lambda value: isinstance(value, bool)),
     "draft_temperature": _number("a number above 0 and at most 10", 10),
     "draft_top_k": _integer(f"an integer from 1 to {MAX_TOP_K}", 1, MAX_TOP_K),
     "ops": _choice(OpsChoice),
@@ -143,6 +144,7 @@ class Settings(WidthSettings):
     width: WidthChoice = WidthChoice.ADAPTIVE
     # Largest batch size of CUDA graphs of widths between the ends; docs/results/width.md
     narrow_cuda_graph_max_bs: int = 256
+    narrow: bool = True  # end a single request's verify where drafts look bad; docs/method/width.md
     draft_temperature: float = 0.3  # above 0; docs/results/exactness.md
     draft_top_k: int = 16  # tokens a sampled draft is drawn from, 1 .. MAX_TOP_K
     ops: OpsChoice = OpsChoice.TRITON  # on CUDA; elsewhere it is always the reference

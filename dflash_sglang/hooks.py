@@ -18,6 +18,7 @@ from dflash_sglang.preflight.serving import pair_report, serving_worker
 
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import Req
+    from sglang.srt.model_executor.forward_batch_info import ForwardBatch
     from sglang.srt.server_args import ServerArgs
     from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
@@ -99,6 +100,14 @@ def draw_seeded(original: Callable[..., Any], *args: Any, **options: Any) -> Any
     return draw_unfiltered_alone(original, *args, **options)
 
 
+def route_bounded(original: Callable[..., Any], batch: ForwardBatch) -> Any:
+    """Send the tokens of a single request's verify to experts up to its bound."""
+    from dflash_sglang.step.draft.narrowing import routed_tokens
+
+    tokens = routed_tokens(batch)
+    return original(batch) if tokens is None else tokens
+
+
 def add_internal_state(original: Callable[..., None], holder: Any, state: dict[str, Any]) -> None:
     """Add what /get_server_info returns about our worker."""
     original(holder, state)
@@ -142,6 +151,12 @@ WORKER_HOOKS = (
         HookType.AROUND,
         draw_seeded,
         "a seeded draw does not depend on the other requests of the batch",
+    ),
+    Hook(
+        f"{_SRT}.model_executor.forward_batch_info.ForwardBatch.moe_num_token_non_padded",
+        HookType.AROUND,
+        route_bounded,
+        "drafts that are not worth verifying read no experts",
     ),
     Hook(
         f"{_SRT}.managers.scheduler_components.internal_state"

@@ -95,6 +95,16 @@ def forced_width(width: int, name: object) -> str:
     return f"{name}~width-{width}"
 
 
+def random_bound(name: object) -> str:
+    """Id of a request of whose blocks another number of tokens is verified each step."""
+    return f"{name}~bound"
+
+
+def forced_bound(tokens: int, name: object) -> str:
+    """Id of a request of whose blocks this number of tokens is verified."""
+    return f"{name}~bound-{tokens}"
+
+
 def wrong_rule(mistake: str) -> dict[str, str]:
     """`custom_params` of a request that is accepted wrongly: see server_side/wrong_rules.py."""
     return {"wrong_rule": mistake}

@@ -43,9 +43,9 @@ class Row(NamedTuple):
 class OurStep:
     """Decode steps of this package's worker."""
 
-    def __init__(self, server: FakeServer) -> None:
+    def __init__(self, server: FakeServer, *, narrows: bool = False) -> None:
         self._server = server
-        self.worker = make_worker(server)
+        self.worker = make_worker(server, narrows=narrows)
 
     def run(self, traffic: Traffic) -> CaptureGuard:
         """One steady step.
@@ -68,6 +68,10 @@ class OurStep:
         for width, parts in self.worker._drafter._by_width.items():
             for name, buffer in zip(Candidates._fields, parts.tail.buffers, strict=True):
                 named[f"candidates' {name} at width {width}"] = buffer
+        bound = self.worker._bound
+        if bound is not None:
+            named["the bound"] = bound.tokens
+            named |= {f"tables of width {w}": table for w, table in bound._tables.items()}
         named |= {f"keys of layer {i}": one for i, one in enumerate(pool.k_buffer)}
         return named | {f"values of layer {i}": one for i, one in enumerate(pool.v_buffer)}
 

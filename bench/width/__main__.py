@@ -4,7 +4,7 @@ import sys
 
 from bench.report import run_room
 
-TOOLS = ("simulator", "narrowing", "bound", "ladders", "record", "plot")
+TOOLS = ("simulator", "narrowing", "served", "bound", "ladders", "record", "plot")
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -19,6 +19,8 @@ from sglang.srt.layers.rotary_embedding import RotaryEmbedding
 from torch import Tensor
 
 from dflash_sglang.cpu.matmul.expert_autotune import autotuned_variants, expert_weights
+from dflash_sglang.cpu.matmul.experts import padded
+from dflash_sglang.cpu.matmul.routed import routed_tokens
 from dflash_sglang.cpu.models.layers import rms_norm, rotary_tables, rotate
 from dflash_sglang.cpu.models.supported import (
     is_supported_experts,
@@ -106,12 +108,17 @@ def experts_forward(
         dispatch_output: hidden states [tokens, dim] and the router's output.
 
     Returns:
-        The combined outputs [tokens, dim].
+        The combined outputs [tokens, dim]; zeros for tokens that are routed to no expert.
     """
+    tokens = len(dispatch_output.hidden_states)
+    routed = routed_tokens(tokens)
+    topk = type(dispatch_output.topk_output)(*(x[:routed] for x in dispatch_output.topk_output))
+    hidden = dispatch_output.hidden_states[:routed]
     if not is_supported_experts(layer):
-        return method.forward_cpu(layer, dispatch_output)
-    weights, ids, _ = dispatch_output.topk_output
-    hidden, experts = dispatch_output.hidden_states, expert_weights(layer)
-    run = autotuned_variants(experts, ids.shape[1]).select(hidden.shape[0])
-    out = run(hidden, experts, ids, weights)
-    return StandardCombineInput(hidden_states=out)
+        given = dispatch_output._replace(hidden_states=hidden, topk_output=topk)
+        out = method.forward_cpu(layer, given).hidden_states
+    else:
+        experts = expert_weights(layer)
+        run = autotuned_variants(experts, topk.topk_ids.shape[1]).select(routed)
+        out = run(hidden, experts, topk.topk_ids, topk.topk_weights)
+    return StandardCombineInput(hidden_states=padded(out, tokens))

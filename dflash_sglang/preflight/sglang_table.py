@@ -36,6 +36,8 @@ srt.managers.schedule_batch:Req | hook: the first stop among accepted tokens
 srt.layers.sampler: | hook: seeded draws that do not depend on the batch
     top_k_top_p_min_p_sampling_from_probs_torch(probs, top_ks, top_ps, min_ps, need_min_p_sampling,
     sampling_seed, positions, return_filtered_probs)
+srt.model_executor.forward_batch_info:ForwardBatch | hook: drafts that read no experts
+    moe_num_token_non_padded
 srt.managers.scheduler_components.internal_state:SchedulerInternalStateController | hook: counters
     _add_speculative(state)
 srt.mem_cache.kv_cache_configurator:KVCacheConfigurator | hook: replay with DFLASH

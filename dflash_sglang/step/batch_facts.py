@@ -86,6 +86,13 @@ def most_drafts(
     return async_h2d(drafts, dtype=torch.int32, device=device)
 
 
+def strictest(limit: Tensor | None, other: Tensor | None) -> Tensor | None:
+    """The smaller of two limits of each request, [bs] int32; None for none."""
+    if limit is None or other is None:
+        return other if limit is None else limit
+    return torch.minimum(limit, other)
+
+
 class CommitLimits:
     """The limits of a step: those of its requests, and none drafts past the drafter's range.
 

@@ -61,7 +61,7 @@ class MultiStep:
         if not can_multi_step(batch):
             return first
         seconds = self._widths.seconds(len(batch.reqs), 1)
-        most = self._widths.agree(max_forwards(seconds, self._block_size))
+        (most, *_) = self._widths.agree([max_forwards(seconds, self._block_size)])
         if most == 1:
             return first
         ends = Ends(batch, strict=self._recurrent)

@@ -8,7 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
+from dflash_kernels.verify_bound import CLASSES
 from sglang.srt.runtime_context import get_parallel
+from torch import Tensor
 
 from dflash_sglang.core.width import (
     CostTable,
@@ -17,6 +19,7 @@ from dflash_sglang.core.width import (
     WidthPolicy,
     WidthSettings,
 )
+from dflash_sglang.step.draft.narrowing import VerifyBound, read_bound
 
 Mark = float | torch.cuda.Event  # a point in time, of the host or of the stream
 
@@ -33,6 +36,8 @@ class DecodeStep:
     next_begin: Mark | None = None  # of the next decode step
     interrupted: bool = False  # something else ran before the next decode step
     accept_lens: Sequence[int] | None = None  # None until the host has them
+    bounded: bool = False  # its drafts decide how much is verified
+    bound: Tensor | None = None  # what they decided; on the host as soon as the outcome is
 
 
 class WidthController:
@@ -43,12 +48,25 @@ class WidthController:
     """
 
     def __init__(
-        self, block_size: int, settings: WidthSettings, device: torch.device | str
+        self,
+        block_size: int,
+        settings: WidthSettings,
+        device: torch.device | str,
+        bound: VerifyBound | None = None,
     ) -> None:
+        """Makes every step as wide as allowed, until there is a policy.
+
+        Args:
+            block_size: of the drafter, the anchor counted.
+            settings: of the width.
+            device: that steps run on.
+            bound: of a single request's verify; None for no narrowing.
+        """
         self.ladder = settings.ladder(block_size)
         self._block_size = block_size
         self._settings = settings
         self._clock = StepClock(device)
+        self._bound = bound
         self._steps: deque[DecodeStep] = deque()  # not learned from yet, the oldest first
         self._limits: dict[str, int] = {}  # that the policy has, by request
         self._known_limits: Sequence[int | None] = ()  # of the last step
@@ -56,6 +74,7 @@ class WidthController:
         self._costs: CostTable | None = None
         self._tp_group = get_parallel().tp_group
         self._forwards: Counter[int] = Counter()  # by width
+        self._narrowed = Counter(steps=0, drafted=0, verified=0)  # of single requests, in tokens
         self._gap = RunningMedian()  # seconds from a step's forwards to the next step
 
     @property
@@ -98,8 +117,12 @@ class WidthController:
             and (accept_lens := self._steps[0].accept_lens) is not None
         ):
             step = self._steps.popleft()
+            bound = None if step.bound is None else read_bound(step.bound)
+            if bound is not None:
+                self._narrowed.update(steps=1, drafted=step.width, verified=bound.verified)
+            seconds = self._seconds(step)
             self._policy.observe(
-                ObservedStep(step.keys, accept_lens, step.width, self._seconds(step), step.forwards)
+                ObservedStep(step.keys, accept_lens, step.width, seconds, step.forwards, bound)
             )
 
     def choose(self, step: DecodeStep, limits: Sequence[int | None]) -> int:
@@ -115,8 +138,21 @@ class WidthController:
             if limits is not self._known_limits:
                 self._limit(self._policy, step.keys, limits)
                 self._known_limits = limits
-            step.width = self.agree(self._policy.choose(step.keys))
+            self._choose(step, self._policy)
         return step.width
+
+    def _choose(self, step: DecodeStep, policy: WidthPolicy) -> None:
+        """Agree on a width, and on what the drafts of a single request are judged by."""
+        bound = self._bound if len(step.keys) == 1 else None
+        numbers: list[float] = [policy.choose(step.keys)]
+        if bound is not None:
+            tables = policy.bound_tables(step.keys[0], int(numbers[0]))
+            numbers += [] if tables is None else [*tables.acceptance, *tables.prices]
+        width, *entries = self.agree(numbers)
+        step.width = int(width)
+        if bound is not None and step.width > 1:
+            bound.set_tables(step.width, entries[: CLASSES + step.width])
+            step.bounded = True
 
     def _limit(
         self, policy: WidthPolicy, keys: Sequence[str], limits: Sequence[int | None]
@@ -136,6 +172,8 @@ class WidthController:
         if self._policy is not None:
             step.forwards = forwards
             step.end = self._clock.mark()
+            if self._bound is not None and step.bounded:
+                step.bound = self._bound.copy_to_host(step.width)
 
     def interrupt(self) -> None:
         """Something else runs: the gap to the next decode step is not decode time."""
@@ -159,19 +197,31 @@ class WidthController:
         """Forwards of the verifier over decoding requests so far."""
         return {str(width): self._forwards[width] for width in self.ladder}
 
+    def narrowed(self) -> dict[str, int] | None:
+        """Steps of single requests so far, and tokens they drafted and verified, anchors counted.
+
+        None where verifies are as wide as drafts.
+        """
+        return None if self._bound is None else dict(self._narrowed)
+
     def seconds(self, batch_size: int, width: int) -> float | None:
         """Expected seconds of a step; None if not measured."""
         return None if self._costs is None else self._costs.seconds(batch_size, width)
 
-    def agree(self, number: int) -> int:
-        """The number of rank 0: ranks measure different times."""
+    def agree(self, numbers: Sequence[float]) -> Sequence[float]:
+        """The numbers of rank 0: ranks measure different times.
+
+        Other ranks may have fewer or more: what rank 0 does not have is 0.
+        """
         if self._tp_group.world_size == 1:
-            return number
-        shared = torch.tensor([number])
+            return numbers
+        shared = torch.zeros(1 + CLASSES + self._block_size, dtype=torch.float64)
+        shared[: len(numbers)] = torch.tensor(numbers, dtype=torch.float64)
         torch.distributed.broadcast(
             shared, src=self._tp_group.ranks[0], group=self._tp_group.cpu_group
         )
-        return int(shared)
+        agreed: list[float] = shared.tolist()
+        return agreed
 
     def _seconds(self, step: DecodeStep) -> float | None:
         """Duration of a step up to the next one, measured or with the usual gap between them."""

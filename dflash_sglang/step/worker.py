@@ -16,6 +16,7 @@ from sglang.srt.speculative.spec_tp_sync import SpecTpSyncSite
 from sglang.srt.utils.common import async_h2d
 from torch import Tensor
 
+from dflash_sglang.step.batch_facts import strictest
 from dflash_sglang.step.end_of_request import truncate_at_end
 from dflash_sglang.step.setup.worker_base import WorkerBase
 from dflash_sglang.step.state import DraftState, host_prefix_lens, mean_prefix_len
@@ -99,6 +100,7 @@ class DFlashWorker(WorkerBase):
         self._context_kv.flush()
         uniforms = self._acceptor.draft_uniforms(batch, block)
         draft = self._drafter.propose(batch, block, plan, uniforms)
+        limit = strictest(limit, draft.limit)
         block = block._replace(ids=draft.ids)
         verified = self._verifier.verify(batch, block, plan, grammar_barrier)
         accepted = self._acceptor.accept(batch, draft, verified.logits, block.positions, limit)

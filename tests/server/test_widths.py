@@ -58,6 +58,43 @@ def test_a_forced_width(adaptive: TestedServer, reference: Reference, width: int
     assert tau > 0.7 * width
 
 
+def narrowed(server: TestedServer) -> dict[str, int]:
+    found = server.server_info()["internal_states"][0]["dflash"]["narrowed"]
+    assert found is not None
+    return dict(found)
+
+
+def test_random_bounds_change_no_answer(adaptive: TestedServer, reference: Reference) -> None:
+    """The device leaves rows out of the experts, and accepts none of them."""
+    before = narrowed(adaptive)
+    rids = [scripts.random_bound(place) for place in range(len(reference.prompts))]
+    got = answers(adaptive, reference, rids, 1)
+    after = narrowed(adaptive)
+    assert [answer.output_ids for answer in got] == reference.output_ids
+    steps, drafted, verified = (after[key] - before[key] for key in after)
+    assert steps > 300
+    assert drafted == 16 * steps
+    # Bounds of 1 to 16, each as likely: 300 have a mean of 8.5 with a standard error of 0.27.
+    assert 7 < verified / steps < 10
+
+
+@pytest.mark.parametrize("bound", [1, 3, 16])
+def test_a_forced_bound(adaptive: TestedServer, reference: Reference, bound: int) -> None:
+    first, some = (reference._replace(prompts=reference.prompts[:count]) for count in (1, 12))
+    # A last step is counted when the next request begins: here one with the same bound.
+    answers(adaptive, first, [scripts.forced_bound(bound, "first")], 1)
+    before = narrowed(adaptive)
+    got = answers(adaptive, some, [scripts.forced_bound(bound, n) for n in range(12)], 1)
+    after = narrowed(adaptive)
+    # The very first step of all may still be another test's.
+    steps = after["steps"] - before["steps"]
+    assert abs(after["verified"] - before["verified"] - bound * steps) <= 16
+    assert [answer.output_ids for answer in got] == reference.output_ids[:12]
+    tau = load.tau(got)
+    assert tau <= bound
+    assert tau > 0.7 * min(bound, 6)
+
+
 def test_the_policy_changes_no_answer(adaptive: TestedServer, reference: Reference) -> None:
     for concurrency in (1, 8, 32):
         done = load.run(adaptive, reference.prompts, concurrency, MAX_NEW_TOKENS)

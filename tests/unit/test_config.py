@@ -36,6 +36,7 @@ def test_every_key_is_taken(tmp_path: Path) -> None:
         "hysteresis": 0,
         "explore_share": 0.05,
         "narrow_cuda_graph_max_bs": 0,
+        "narrow": False,
         "draft_temperature": 0.9,
         "draft_top_k": 3,
         "ops": "reference",
@@ -72,6 +73,7 @@ def test_limits_beyond_the_block_are_refused() -> None:
     [
         ({"temprature": 1}, "has the unknown key 'temprature'. Known keys: width, widths"),
         ({"width": "narrow"}, "width is 'narrow'. Give one of 'adaptive', 'fixed'"),
+        ({"narrow": 1}, "narrow is 1. Give true or false"),
         ({"ops": "cuda"}, "ops is 'cuda'. Give one of 'triton', 'reference'"),
         ({"widths": []}, "widths is []"),
         ({"widths": [0]}, "widths is [0]"),

@@ -10,12 +10,15 @@ from dflash_sglang.step.setup.draft_model import DraftModel
 from dflash_sglang.step.worker import DFlashWorker
 
 
-def make_worker(server: FakeServer, *, tests_ops: bool = False) -> DFlashWorker:
+def make_worker(
+    server: FakeServer, *, tests_ops: bool = False, narrows: bool = False
+) -> DFlashWorker:
     """The worker when it is ready to serve, its widths without costs.
 
     Args:
         server: its models.
         tests_ops: whether the ops' self-test runs; what launches their kernels must be replaced.
+        narrows: whether a single request's drafts bound its verify.
     """
     draft_model = DraftModel(  # that comes from no checkpoint
         worker=SimpleNamespace(alloc_memory_pool=lambda **_: None),
@@ -30,6 +33,11 @@ def make_worker(server: FakeServer, *, tests_ops: bool = False) -> DFlashWorker:
             stack.enter_context(mock.patch.object(worker_base, "prepare_ops"))
         build = mock.patch.object(worker_base, "build_draft_model", return_value=draft_model)
         stack.enter_context(build)
+        problem = None if narrows else "the fake verifier has no experts"
+        stack.enter_context(mock.patch.object(worker_base, "captures_graphs", return_value=True))
+        stack.enter_context(
+            mock.patch.object(worker_base, "narrowing_problem", return_value=problem)
+        )
         worker = DFlashWorker(None, 0, 0, server.target_worker)
     worker.alloc_memory_pool()
     worker._drafter.capture_tail()

@@ -122,6 +122,11 @@ def _gated(inner: Tensor) -> Tensor:
 VARIANTS: dict[str, Variant] = {"looped": looped, "batched": batched, "grouped": grouped}
 
 
+def padded(out: Tensor, tokens: int) -> Tensor:
+    """Experts' output [routed, dim] with zeros for the tokens that were routed to none."""
+    return out if len(out) == tokens else F.pad(out, (0, 0, 0, tokens - len(out)))
+
+
 def route(logits: Tensor, top_k: int, renormalize: bool) -> tuple[Tensor, Tensor]:
     """Choose experts by a softmax over all of them.
 

@@ -22,8 +22,9 @@ from sglang.srt.model_executor.forward_context import get_attn_backend
 from torch import Tensor, nn
 
 from dflash_sglang.cpu.matmul.expert_autotune import VariantTable, expert_weights
-from dflash_sglang.cpu.matmul.experts import route
+from dflash_sglang.cpu.matmul.experts import padded, route
 from dflash_sglang.cpu.matmul.gemm import linear
+from dflash_sglang.cpu.matmul.routed import routed_tokens
 from dflash_sglang.cpu.models.layers import (
     RotaryTables,
     gated_mlp,
@@ -119,9 +120,10 @@ def expert_mlp(variants: VariantTable) -> Mlp:
 
     def run(mlp: Any, hidden: Tensor) -> Tensor:
         config = mlp.topk.topk_config
-        ids, weights = route(linear(hidden, mlp.gate.weight), config.top_k, config.renormalize)
-        run_experts = variants.select(hidden.shape[0])
-        return run_experts(hidden, expert_weights(mlp.experts), ids, weights)
+        routed = hidden[: routed_tokens(len(hidden))]
+        ids, weights = route(linear(routed, mlp.gate.weight), config.top_k, config.renormalize)
+        run_experts = variants.select(len(routed))
+        return padded(run_experts(routed, expert_weights(mlp.experts), ids, weights), len(hidden))
 
     return run
 

@@ -23,6 +23,7 @@ from sglang.srt.speculative.spec_utils import draft_pp_context, draft_tp_context
 from torch import Tensor
 
 from dflash_sglang.core.sampled_draft import Candidates, sample_drafts
+from dflash_sglang.step.draft.narrowing import VerifyBound
 from dflash_sglang.step.draft.tail import DraftTail
 from dflash_sglang.step.draft.window import DraftWindow
 from dflash_sglang.step.setup.draft_attention import select_draft_backend
@@ -57,6 +58,7 @@ class Draft(NamedTuple):
 
     ids: Tensor  # [bs, width] int64, column 0 the anchor
     proposal: Proposal | None  # what the drafts were drawn from; None: each is the most likely one
+    limit: Tensor | None = None  # [bs] int32, drafts that are worth verifying; None for all
 
 
 class Drafter:
@@ -73,6 +75,7 @@ class Drafter:
         window: DraftWindow | None,
         mask_embedding: Tensor | None,
         sampling: DraftSampling | None,
+        bound: VerifyBound | None,
     ) -> None:
         self._verifier_model = verifier_runner.model
         self._runner = draft_runner
@@ -84,10 +87,11 @@ class Drafter:
         self._embedding_scale: float = 1.0 if scale is None else scale()
         lm_head = unwrap_lora_layer(self._verifier_model.lm_head)
         self._sampling = sampling
+        self._bound = bound
         top_k = 1 if sampling is None else sampling.top_k
         self._by_width = {
             width: WidthParts(
-                DraftTail(lm_head, width, max_batch_size, top_k),
+                DraftTail(lm_head, width, max_batch_size, top_k, bound),
                 make_draft_block_spec_info(draft_token_num=width, device=draft_runner.device),
             )
             for width in widths
@@ -155,7 +159,8 @@ class Drafter:
             drafted, proposal = sample_drafts(
                 candidates, self._sampling.temperature, uniforms, greedy
             )
-        return Draft(torch.cat([block.ids[:, :1], drafted], dim=1), proposal)
+        limit = self._bound.limit if self._bound is not None and len(block.ids) == 1 else None
+        return Draft(torch.cat([block.ids[:, :1], drafted], dim=1), proposal, limit)
 
     def candidates(self, batch: ScheduleBatch, block: Block, plan: KVLocPlan) -> Candidates:
         """The drafter's most likely tokens; arguments as in `propose`."""

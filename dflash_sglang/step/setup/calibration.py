@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
 from types import SimpleNamespace
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from sglang.srt.model_executor.model_runner import ModelRunner
 
     from dflash_sglang.step.draft.drafter import Drafter
+    from dflash_sglang.step.draft.narrowing import VerifyBound
     from dflash_sglang.step.setup.width_runners import WidthRunners
 
 Cells = dict[tuple[int, int], float]  # seconds by (batch size, width)
@@ -52,6 +53,7 @@ class Calibration:
         runners: WidthRunners,
         block_size: int,
         draft_range: int | None,
+        bound: VerifyBound | None = None,
     ) -> None:
         """Nothing is measured yet.
 
@@ -61,6 +63,7 @@ class Calibration:
             runners: likewise.
             block_size: tokens of a block, the anchor counted.
             draft_range: positions that the drafter was made for; None for all of the verifier's.
+            bound: of a single request's verify; None where none is narrowed.
         """
         self._runner = model_runner
         self._drafter = drafter
@@ -68,6 +71,7 @@ class Calibration:
         self._block_size = block_size
         context = model_runner.model_config.context_len
         self._positions = context if draft_range is None else min(context, draft_range)
+        self._bound = bound
         self._device = model_runner.device
         self._clock = StepClock(self._device)
 
@@ -111,6 +115,7 @@ class Calibration:
             ):
                 more = context - CONTEXT
                 per_token |= {cell: (long[cell] - short[cell]) / more for cell in long}
+        bounded = None if self._bound is None else self._measure_bounded(reach, self._bound)
         self._runners.restore()
         return CostTable(
             draft,
@@ -118,7 +123,26 @@ class Calibration:
             draft_per_token=draft_per_token,
             verify_per_token=verify_per_token,
             context=CONTEXT,
+            bounded=bounded,
         )
+
+    def _measure_bounded(self, widths: Collection[int], bound: VerifyBound) -> Cells:
+        """Seconds of one request's verify by (tokens that are routed to experts, width)."""
+        seconds = {}
+        batch, whole = self._batch(1, CONTEXT), self._block(1, CONTEXT)
+        table = self._runner.req_to_token_pool.req_to_token
+        self._spread(table, 1, CONTEXT)
+        for width in sorted({*widths} - {1}):
+            block = Block(*(columns[:, :width].contiguous() for columns in whole))
+            verify = partial(self._verify, batch, block, self._plan(batch, block))
+            self._runners.activate(width)
+            for tokens in sorted({1, *widths}):
+                if tokens <= width:
+                    bound.hold(tokens)
+                    (seconds[tokens, width],) = self._seconds([verify])
+        table[1] = 0
+        bound.hold(max(widths))
+        return seconds
 
     def _measure_batch(
         self, batch_size: int, context: int, widths: Sequence[int], draft: Cells, verify: Cells

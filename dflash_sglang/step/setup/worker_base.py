@@ -23,6 +23,7 @@ from dflash_sglang.step.accept import Acceptor, chosen_rule
 from dflash_sglang.step.batch_facts import CommitLimits, RunningBatch
 from dflash_sglang.step.context_kv import ContextKV
 from dflash_sglang.step.draft.drafter import Drafter, DraftSampling
+from dflash_sglang.step.draft.narrowing import VerifyBound, bound_experts
 from dflash_sglang.step.end_of_request import caches_final_state
 from dflash_sglang.step.multi_step import MultiStep
 from dflash_sglang.step.penalties import Penalties
@@ -30,6 +31,7 @@ from dflash_sglang.step.recurrent_state import RecurrentStates, has_recurrent_la
 from dflash_sglang.step.setup.calibration import Calibration
 from dflash_sglang.step.setup.draft_model import DraftModel, build_draft_model
 from dflash_sglang.step.setup.mask_embedding import load_mask_embedding
+from dflash_sglang.step.setup.narrowing import narrowing_problem
 from dflash_sglang.step.setup.op_self_test import op_shapes, prepare_ops, watch_compiles
 from dflash_sglang.step.setup.width_capture import (
     LEAST_FREE_DRAFT_GB,
@@ -99,11 +101,9 @@ class WorkerBase(BaseSpecWorker):
         self._limits = CommitLimits(self.block_size, draft_model.range)
         self._context_kv = ContextKV(self._draft_runner, draft_model.layout)
         self._penalties = Penalties(vocab_size, self.device)
-        self._widths = WidthController(
-            self.block_size,
-            without_gathers(settings).width_settings(self.block_size),
-            self.device,
-        )
+        width_settings = without_gathers(settings).width_settings(self.block_size)
+        self._bound = self._make_bound(width_settings.ladder(self.block_size))
+        self._widths = WidthController(self.block_size, width_settings, self.device, self._bound)
         self._width_runners = WidthRunners(self.model_runner)
         self._recurrent: RecurrentStates | None = None
         if has_recurrent_layers(self.model_runner):
@@ -131,6 +131,25 @@ class WorkerBase(BaseSpecWorker):
             if get_lora().enable_lora:
                 logger.info("DFLASH verifies whole blocks in every step: LoRA is on.")
 
+    def _make_bound(self, ladder: tuple[int, ...]) -> VerifyBound | None:
+        """Narrow a single request's verify where that is possible, before anything is captured."""
+        if not self._settings.narrow:
+            problem: str | None = "by the settings"
+        elif len(ladder) == 1:
+            problem = "the width is fixed"
+        else:
+            problem = narrowing_problem(self.model_runner, self._rule, capture=captures_graphs())
+        if get_parallel().tp_rank == 0:
+            logger.info(
+                "DFLASH verifies a single request's drafts %s.",
+                "as far as they are worth it" if problem is None else f"all: {problem}",
+            )
+        if problem is not None:
+            return None
+        bound = VerifyBound([width for width in ladder if width > 1], self.device)
+        bound_experts(bound)
+        return bound
+
     def _make_drafter(self, settings: Settings, draft_model: DraftModel) -> Drafter:
         sampling = DraftSampling(settings.draft_temperature, settings.draft_top_k)
         return Drafter(
@@ -145,6 +164,7 @@ class WorkerBase(BaseSpecWorker):
                 get_spec().speculative_draft_model_path, draft_model.mask_token_id, self.device
             ),
             sampling=None if self._rule is Rule.MATCH else sampling,
+            bound=self._bound,
         )
 
     @property
@@ -164,6 +184,7 @@ class WorkerBase(BaseSpecWorker):
             **dataclasses.asdict(self._settings),
             **chosen,
             "steps_by_width": self._widths.forwards_by_width(),
+            "narrowed": self._widths.narrowed(),
         }
 
     def weight_update_runners(self) -> list[tuple[str, Any]]:
@@ -199,9 +220,7 @@ class WorkerBase(BaseSpecWorker):
 
     def init_cuda_graphs(self) -> None:
         """Make forwards of every width ready, captured where the platform captures graphs."""
-        capture = get_exec().graph.cuda_graph_config.decode.backend != Backend.DISABLED and not (
-            current_platform.is_out_of_tree() and not current_platform.capabilities.graph_capture
-        )
+        capture = captures_graphs()
         draft_capture = capture and self._fits_draft_graphs()
         if draft_capture:
             self._drafter.capture_tail()
@@ -242,6 +261,7 @@ class WorkerBase(BaseSpecWorker):
             self._width_runners,
             self.block_size,
             self._draft_range,
+            self._bound,
         )
         costs = calibration.measure(self._widths.ladder, self._largest_batch(), largest_batch)
         self._widths.start(costs, largest_batch)
@@ -258,3 +278,11 @@ class WorkerBase(BaseSpecWorker):
         held = int(self.model_runner.max_running_requests)
         captured = self._width_runners.captured(self.block_size)
         return min(held, captured[-1]) if captured else held
+
+
+def captures_graphs() -> bool:
+    """Whether forwards are captured as CUDA graphs."""
+    decode = get_exec().graph.cuda_graph_config.decode
+    return decode.backend != Backend.DISABLED and not (
+        current_platform.is_out_of_tree() and not current_platform.capabilities.graph_capture
+    )

@@ -23,6 +23,7 @@ from dflash_sglang.step import accept
 from dflash_sglang.step.batch_facts import CommitLimits
 from dflash_sglang.step.context_kv import ContextKV
 from dflash_sglang.step.draft.drafter import Drafter
+from dflash_sglang.step.draft.narrowing import VerifyBound
 from dflash_sglang.step.draft.tail import DraftTail
 from dflash_sglang.step.verifier_sampling import VerifierSampler
 
@@ -33,6 +34,13 @@ GREEDY, SAMPLED = Traffic(1, sampled=False), Traffic(1, sampled=True)
 def step() -> Iterator[OurStep]:
     with fake_gpu():
         yield OurStep(FakeServer())
+
+
+@pytest.fixture
+def bounded_step() -> Iterator[OurStep]:
+    """Of a server whose drafts bound the verify of a single request."""
+    with fake_gpu():
+        yield OurStep(FakeServer(), narrows=True)
 
 
 def check(step: OurStep, traffic: Traffic) -> list[str]:
@@ -53,6 +61,43 @@ def test_a_step_never_waits_and_stays_within_its_budget(
 ) -> None:
     ops = check(step, Traffic(1, sampled=requests == "sampled", width=width))
     assert len(ops) <= BUDGET[requests]
+
+
+def test_a_bounded_step_never_waits_between_draft_and_verify(bounded_step: OurStep) -> None:
+    """The bound goes from the draft's graph to the verify and to the accept rule, on the device."""
+    before = len(check(bounded_step, GREEDY))
+    assert before <= BUDGET["greedy"]
+    alone, batch = (bounded_step.run(GREEDY._replace(batch=n)) for n in (1, 4))
+    assert "dflash::verify_bound" in alone.ops("draft graph")
+    assert "dflash::verify_bound" not in batch.ops("draft graph")
+
+
+def read_after_draft(right: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    draft = right(*args, **options)
+    if draft.limit is not None:
+        int(draft.limit)
+    return draft
+
+
+def test_a_host_read_of_the_bound_is_caught(
+    bounded_step: OurStep, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Drafter, "propose", instead(read_after_draft)(Drafter.propose))
+    with pytest.raises(CaptureError, match="reads the device"):
+        check(bounded_step, GREEDY)
+
+
+def test_a_bound_in_a_new_buffer_is_caught(
+    bounded_step: OurStep, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Captured graphs know the old one."""
+
+    def decide(bound: VerifyBound, values: Tensor, lse: Tensor) -> None:
+        bound._result = new(BLOCK + 1, dtype=torch.int32)
+
+    monkeypatch.setattr(VerifyBound, "decide", decide)
+    with pytest.raises(CaptureError, match="the bound is another"):
+        check(bounded_step, GREEDY)
 
 
 def test_the_whole_step_is_seen(step: OurStep) -> None:

@@ -7,9 +7,19 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
+from dflash_kernels.verify_bound import CLASSES
 
-from dflash_sglang.core.width import CostTable, ObservedStep, WidthPolicy, WidthSettings
+from dflash_sglang.core.width import (
+    Bound,
+    BoundTables,
+    CostTable,
+    ObservedStep,
+    WidthPolicy,
+    WidthSettings,
+)
 from dflash_sglang.step import width_control
+from dflash_sglang.step.draft.narrowing import VerifyBound
 from dflash_sglang.step.width_control import WidthController
 
 BLOCK = 16
@@ -24,6 +34,7 @@ class Recorder(WidthPolicy):
         self.observed: list[ObservedStep] = []
         self.limits: dict[Any, int] = {}
         self.forgotten: list[Any] = []
+        self.tables = BoundTables([0.5] * CLASSES, [0.0] * BLOCK)
 
     def choose(self, keys: Sequence[Any]) -> int:
         return self.next.pop(0)
@@ -33,6 +44,9 @@ class Recorder(WidthPolicy):
 
     def limit(self, key: Any, max_width: int) -> None:
         self.limits[key] = max_width
+
+    def bound_tables(self, key: Any, width: int) -> BoundTables | None:
+        return None if width == 1 else self.tables._replace(prices=self.tables.prices[:width])
 
     def forget(self, key: Any) -> None:
         self.forgotten.append(key)
@@ -211,3 +225,76 @@ def test_costs_are_those_behind_the_context_of_the_batch(driver: Driver) -> None
     assert driver.controller.seconds(1, 4) == pytest.approx(FORWARD_SECONDS + 0.01)
     driver.controller.begin(["a"], 64.0)
     assert driver.controller.seconds(1, 4) == FORWARD_SECONDS
+
+
+# ---- a single request's bound --------------------------------------------------------------------
+
+
+@pytest.fixture
+def bound() -> VerifyBound:
+    return VerifyBound([width for width in WidthSettings().ladder(BLOCK) if width > 1], "cpu")
+
+
+@pytest.fixture
+def bounded(driver: Driver, bound: VerifyBound) -> Driver:
+    return Driver(WidthController(BLOCK, WidthSettings(), "cpu", bound))
+
+
+def decide(bound: VerifyBound, *probabilities: float) -> None:
+    """What a draft's graph does."""
+    bound.decide(torch.tensor(probabilities).log(), torch.zeros(len(probabilities)))
+
+
+def test_a_single_request_is_learned_from_with_what_its_drafts_decided(
+    bounded: Driver, bound: VerifyBound
+) -> None:
+    policy = bounded.start(4, 4, 4)
+    policy.tables = BoundTables([0.0] * (CLASSES - 1) + [1.0], [0.0, 0.5, 1.0, 1.5])
+    for probabilities in ((0.9999, 0.5, 0.5), (0.5, 0.5, 0.5), (0.9999,) * 3):
+        bounded.clock.now += 1.0
+        step = bounded.controller.begin(["a"])
+        bounded.controller.learn()
+        bounded.controller.choose(step, [None])
+        decide(bound, *probabilities)
+        bounded.controller.end(step, 1)
+    for accept_len in (1, 0, 3):
+        bounded.controller.report_acceptance([accept_len])
+    bounded.controller.learn()
+    decided = [step.bound for step in policy.observed]
+    assert [one.verified for one in decided if one is not None] == [2, 1, 4]
+    assert decided[0] == Bound(2, [CLASSES - 1, 2, 2])
+    assert bounded.controller.narrowed() == {"steps": 3, "drafted": 12, "verified": 7}
+
+
+@pytest.mark.parametrize(("rids", "width"), [(["a", "b"], 4), (["a"], 1)])
+def test_batches_and_plain_tokens_decide_nothing(
+    bounded: Driver, rids: list[str], width: int
+) -> None:
+    policy = bounded.start(width, 4)
+    bounded.step(0.0, 0.5, *rids)
+    bounded.controller.report_acceptance([0] * len(rids))
+    bounded.step(1.0, 1.5, "c")
+    assert policy.observed[0].bound is None
+
+
+def test_ranks_agree_on_width_and_tables_in_one_broadcast(
+    bounded: Driver, bound: VerifyBound, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ranks that judged drafts by their own times would accept different drafts."""
+    rank_0 = [8.0, *[0.25] * CLASSES, *(0.1 * n for n in range(8))]
+    sent = []
+
+    def broadcast(tensor: torch.Tensor, src: int, group: object) -> None:
+        sent.append(tensor.clone())
+        tensor.zero_()
+        tensor[: len(rank_0)] = torch.tensor(rank_0, dtype=tensor.dtype)
+
+    monkeypatch.setattr(torch.distributed, "broadcast", broadcast)
+    bounded.controller._tp_group = SimpleNamespace(world_size=2, ranks=[0, 1], cpu_group=None)
+    policy = bounded.start(4)
+    policy.tables = BoundTables([0.5] * CLASSES, [0.0, 1.0, 2.0, 3.0])
+    assert bounded.step(0.0, 0.5, "a") == 8
+    assert len(sent) == 1
+    assert sent[0][0] == 4
+    assert bound._tables[8].tolist() == pytest.approx(rank_0[1:])
+    assert not bound._tables[4][CLASSES:].any()  # this rank's own choice
