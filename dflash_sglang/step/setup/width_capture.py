@@ -80,7 +80,8 @@ def build_widths(
 
     The widest width has graphs of all batch sizes that the block has, plain decoding of fewer, and
     the widths between them of those up to `narrow_max_bs`. The widest is built whatever memory
-    there is, then plain decoding, which a useless drafter falls back to.
+    there is, then plain decoding, which a useless drafter falls back to. Where nothing is captured,
+    as on a CPU, a width takes next to nothing, and all are built.
 
     Args:
         ladder: ascending.
@@ -97,7 +98,7 @@ def build_widths(
     for width in building_order(ladder):
         if width == block_size:
             continue
-        if width != ladder[-1] and free < LEAST_FREE_GB:
+        if whole and width != ladder[-1] and free < LEAST_FREE_GB:
             largest_batch[width] = 0
             continue
         sizes = None

@@ -117,6 +117,15 @@ def test_short_of_memory_the_widths_that_are_missed_least_are_left_out(
     assert "--mem-fraction-static" in caplog.text
 
 
+def test_on_a_cpu_short_of_memory_no_width_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
+    """Nothing is captured there; what a width took is said all the same."""
+    device = Device(0.5, 0.0, ())
+    with caplog.at_level(logging.INFO):
+        assert device.build().largest_batch == {}
+    assert device.verified == {1: None, 4: None, 8: None}
+    assert "DFLASH width 4: 0.00 GB and 0.0 s; 0.50 GB are free." in caplog.messages
+
+
 def test_the_widest_width_is_built_whatever_memory_there_is() -> None:
     device = Device(0.1, 0.0, captured(48))
     device.build((1, 8))
