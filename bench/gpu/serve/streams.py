@@ -1,5 +1,6 @@
 """A closed-loop load of streamed requests: when each token came."""
 
+import itertools
 import json
 import statistics
 import threading
@@ -10,6 +11,8 @@ from typing import Any, NamedTuple
 
 from launch.client import Answer, Client
 from launch.load import tau
+
+READ_TOGETHER = 1e-4  # seconds; no server takes a step in so little
 
 
 class StreamError(RuntimeError):
@@ -29,8 +32,17 @@ class Streamed(NamedTuple):
         return self.arrivals[0][0] - self.sent
 
     def gaps(self) -> Iterator[tuple[float, int]]:
-        """Seconds from one part to the next, and how many tokens the next one brought."""
-        for (before, so_far), (at, tokens) in zip(self.arrivals, self.arrivals[1:], strict=False):
+        """Seconds from one part to the next, and how many tokens the next one brought.
+
+        Parts that were read together count as one: the client was late, not the server that fast.
+        """
+        parts: list[tuple[float, int]] = []
+        for at, tokens in self.arrivals:
+            if parts and at - parts[-1][0] < READ_TOGETHER:
+                parts[-1] = parts[-1][0], tokens
+            else:
+                parts.append((at, tokens))
+        for (before, so_far), (at, tokens) in itertools.pairwise(parts):
             yield at - before, tokens - so_far
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -124,6 +125,7 @@ def handler(server: StubServer) -> type[BaseHTTPRequestHandler]:
             ends = [*range(1, len(output), step), len(output)]
             for verifies, end in enumerate(dict.fromkeys(ends)):
                 server.steps += bool(verifies)
+                time.sleep(0.001)  # or all parts are read together
                 meta: dict[str, Any] = {"completion_tokens": end}
                 if server.mode != "plain" and verifies:
                     meta["spec_verify_ct"] = verifies

@@ -25,6 +25,13 @@ def test_the_gap_of_a_part_is_shared_out_over_its_tokens() -> None:
     assert numbers.tokens_per_s == 2.0
 
 
+def test_parts_that_were_read_together_are_one() -> None:
+    # A busy client reads the buffered parts of 3 tokens at once: 0.3 s for 3 tokens, not 0 for two.
+    numbers = summarize([streamed((0.0, 1), (0.3, 2), (0.30001, 3), (0.30002, 4))], 1.0)
+    assert (numbers.p50_ms, numbers.p99_ms) == pytest.approx((100, 100))
+    assert numbers.longest_gap_ms == pytest.approx(300)
+
+
 def test_one_stall_shows_as_the_longest_gap_even_if_it_is_one_of_many() -> None:
     steady = [streamed(*((0.01 * i, i + 1) for i in range(500))) for _ in range(4)]
     stalled = streamed((0.0, 1), (5.0, 2))
