@@ -85,7 +85,7 @@ def _obstacles(model: Any) -> Iterator[str]:
     parallel, exec_ = get_parallel(), get_exec()
     if max(parallel.tp_size, parallel.pp_size, parallel.attn_dp_size) > 1:
         yield "it is split over several ranks"
-    if get_lora().enable_lora:
+    if get_lora().enable_lora and type(model) is not DFlashDraftModel:  # which has no adapter
         yield "LoRA is on"
     if exec_.moe.enable_eplb or exec_.moe.expert_distribution_recorder_mode:
         yield "expert placement (EPLB) or the recording of expert use is on"
