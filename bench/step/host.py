@@ -84,7 +84,7 @@ class Stepper:
 
     def __init__(self, worker: Any, state: Any, batch: int, sampling: dict[str, Any]) -> None:
         self.worker = worker
-        self._batch = make_batch([make_request(row, **sampling) for row in range(batch)], state)
+        self.batch = make_batch([make_request(row, **sampling) for row in range(batch)], state)
         rng = random.Random(batch)
         share = [rng.random() for _ in range(batch)]  # of accepted drafts, by request
         self._outcomes = [[_accepted(rng, one) for one in share] for _ in range(STEPS)]
@@ -92,7 +92,7 @@ class Stepper:
 
     def run(self) -> Cost:
         """One step; the outcome of the one before arrives."""
-        batch, outcome = self._batch, self._outcomes[self._at % STEPS]
+        batch, outcome = self.batch, self._outcomes[self._at % STEPS]
         self._at += 1
         batch.forward_mode, batch.seq_lens_sum = ForwardMode.DECODE, None
         begin = time.thread_time()

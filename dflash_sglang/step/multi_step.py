@@ -17,7 +17,6 @@ from torch import Tensor
 
 from dflash_sglang.step.end_of_request import ending_ids, tokens_left
 from dflash_sglang.step.verify import StepOutput
-from dflash_sglang.step.width_control import WidthController
 
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import ScheduleBatch
@@ -35,34 +34,27 @@ DecodeToken = Callable[["ScheduleBatch", Tensor], StepOutput]
 class MultiStep:
     """Extends a step of width 1 by further tokens, where that is exact and saves time."""
 
-    def __init__(self, widths: WidthController, block_size: int, *, recurrent: bool) -> None:
+    def __init__(self, *, recurrent: bool) -> None:
         """Makes it for a server.
 
         Args:
-            widths: for the cost of a forward.
-            block_size: tokens that slots are reserved for in every step, at least.
             recurrent: whether the verifier hands on a state that cannot be truncated, so that a
                 step has to stop at the first end of a request.
         """
-        self._widths = widths
-        self._block_size = block_size
         self._recurrent = recurrent
 
     def extend(
-        self, batch: ScheduleBatch, first: StepOutput, decode_token: DecodeToken
+        self, batch: ScheduleBatch, first: StepOutput, most: int, decode_token: DecodeToken
     ) -> StepOutput:
         """More tokens behind the first, until requests end or enough forwards are done.
 
         Args:
             batch: decoding; the scheduler restores its lengths after the step.
             first: the output of its first token.
+            most: forwards of the step, that one counted; the same on all ranks.
             decode_token: decodes the next one.
         """
-        if not can_multi_step(batch):
-            return first
-        seconds = self._widths.seconds(len(batch.reqs), 1)
-        (most, *_) = self._widths.agree([max_forwards(seconds, self._block_size)])
-        if most == 1:
+        if most == 1 or not can_multi_step(batch):
             return first
         ends = Ends(batch, strict=self._recurrent)
         outputs = [first]

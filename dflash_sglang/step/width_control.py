@@ -20,6 +20,7 @@ from dflash_sglang.core.width import (
     WidthSettings,
 )
 from dflash_sglang.step.draft.narrowing import VerifyBound, read_bound
+from dflash_sglang.step.multi_step import max_forwards
 
 Mark = float | torch.cuda.Event  # a point in time, of the host or of the stream
 
@@ -31,6 +32,7 @@ class DecodeStep:
     keys: Sequence[str]  # ids of its requests
     begin: Mark | None = None  # not marked without a policy
     width: int = 0  # 0 until it is chosen
+    most_forwards: int = 1  # of the verifier, at width 1
     forwards: int = 1  # of the verifier; above 1 in multi-step decoding
     end: Mark | None = None  # its forwards are done
     next_begin: Mark | None = None  # of the next decode step
@@ -134,6 +136,7 @@ class WidthController:
                 object where they are those of the step before.
         """
         step.width = self.ladder[-1]
+        step.most_forwards = max_forwards(None, self._block_size)
         if self._policy is not None:
             if limits is not self._known_limits:
                 self._limit(self._policy, step.keys, limits)
@@ -142,14 +145,16 @@ class WidthController:
         return step.width
 
     def _choose(self, step: DecodeStep, policy: WidthPolicy) -> None:
-        """Agree on a width, and on what the drafts of a single request are judged by."""
+        """Agree on a width, and on all that follows from times: they differ between ranks."""
         bound = self._bound if len(step.keys) == 1 else None
-        numbers: list[float] = [policy.choose(step.keys)]
+        width, batch_size = policy.choose(step.keys), len(step.keys)
+        seconds = self.seconds(batch_size, 1) if width == 1 else None
+        numbers: list[float] = [width, max_forwards(seconds, self._block_size)]
         if bound is not None:
-            tables = policy.bound_tables(step.keys[0], int(numbers[0]))
+            tables = policy.bound_tables(step.keys[0], width)
             numbers += [] if tables is None else [*tables.acceptance, *tables.prices]
-        width, *entries = self.agree(numbers)
-        step.width = int(width)
+        agreed = self._agree(numbers)
+        step.width, step.most_forwards, entries = int(agreed[0]), int(agreed[1]), agreed[2:]
         if bound is not None and step.width > 1:
             bound.set_tables(step.width, entries[: CLASSES + step.width])
             step.bounded = True
@@ -208,14 +213,14 @@ class WidthController:
         """Expected seconds of a step; None if not measured."""
         return None if self._costs is None else self._costs.seconds(batch_size, width)
 
-    def agree(self, numbers: Sequence[float]) -> Sequence[float]:
-        """The numbers of rank 0: ranks measure different times.
+    def _agree(self, numbers: Sequence[float]) -> Sequence[float]:
+        """The numbers of rank 0, in one broadcast: more in a step would cost its host time.
 
         Other ranks may have fewer or more: what rank 0 does not have is 0.
         """
         if self._tp_group.world_size == 1:
             return numbers
-        shared = torch.zeros(1 + CLASSES + self._block_size, dtype=torch.float64)
+        shared = torch.zeros(2 + CLASSES + self._block_size, dtype=torch.float64)
         shared[: len(numbers)] = torch.tensor(numbers, dtype=torch.float64)
         torch.distributed.broadcast(
             shared, src=self._tp_group.ranks[0], group=self._tp_group.cpu_group

@@ -82,7 +82,7 @@ class DFlashWorker(WorkerBase):
         else:
             anchor_ids = batch.spec_info.bonus_tokens
             output = self._decode_token(batch, anchor_ids, on_publish, grammar_barrier)
-            output = self._multi_step.extend(batch, output, self._decode_token)
+            output = self._multi_step.extend(batch, output, step.most_forwards, self._decode_token)
         self._widths.end(step, output.forwards)
         return self._result(output)
 

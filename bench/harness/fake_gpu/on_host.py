@@ -74,8 +74,12 @@ def _nothing(*_: Any, **__: Any) -> None:
 
 
 @contextlib.contextmanager
-def device_is_host() -> Iterator[Launches]:
-    """SGLang's configuration for one rank, and no launches."""
+def device_is_host(**flags: Any) -> Iterator[Launches]:
+    """SGLang's configuration for one rank, and no launches.
+
+    Args:
+        flags: as of `one_rank`.
+    """
     launches = Launches()
     patches: list[tuple[Any, str, Any]] = [
         (JITFunction, "run", launches),
@@ -96,7 +100,7 @@ def device_is_host() -> Iterator[Launches]:
         ),
     ]
     with contextlib.ExitStack() as stack:
-        stack.enter_context(one_rank(SMALLEST))
+        stack.enter_context(one_rank(SMALLEST, **flags))
         stack.enter_context(torch.inference_mode())
         for owner, name, stand_in in patches:
             stack.enter_context(mock.patch.object(owner, name, stand_in))

@@ -111,9 +111,7 @@ class WorkerBase(BaseSpecWorker):
                 self.model_runner, self._width_runners, self.block_size
             )
         self._truncates_at_end = caches_final_state(self.model_runner)
-        self._multi_step = MultiStep(
-            self._widths, self.block_size, recurrent=self._recurrent is not None
-        )
+        self._multi_step = MultiStep(recurrent=self._recurrent is not None)
         sampler = VerifierSampler(self.model_runner, self._penalties)
         self._verifier = Verifier(target_worker, sampler, self._penalties, self._width_runners)
         self._acceptor = Acceptor(self._rule, sampler, self._running, self._tp_sync)

@@ -155,19 +155,6 @@ def test_a_step_takes_no_longer_than_a_wide_verify(
     assert max_forwards(seconds, block_size) == forwards
 
 
-class Costs:
-    """The costs of a width controller on one rank."""
-
-    def __init__(self, seconds: float) -> None:
-        self._seconds = seconds
-
-    def seconds(self, batch_size: int, width: int) -> float:
-        return self._seconds
-
-    def agree(self, number: int) -> int:
-        return number
-
-
 @pytest.mark.usefixtures("server")
 @pytest.mark.parametrize(
     ("seconds", "tokens"), [(1.0, [5]), (0.02, [5, 6]), (0.001, [5, 6, 7, END])]
@@ -184,8 +171,8 @@ def test_a_step_is_extended_until_its_time_is_over_or_its_requests(
         return StepOutput(None, accepted([next(following)], lens))  # type: ignore[arg-type]
 
     first = StepOutput(None, accepted([5], [3]))  # type: ignore[arg-type]
-    extension = MultiStep(Costs(seconds), 16, recurrent=False)  # type: ignore[arg-type]
-    output = extension.extend(batch, first, decode_token)
+    extension = MultiStep(recurrent=False)
+    output = extension.extend(batch, first, max_forwards(seconds, 16), decode_token)
     assert output.accepted.output_ids.tolist() == [tokens]
     assert output.accepted.new_seq_lens.tolist() == [3 + len(tokens)]
     assert output.forwards == req.spec_verify_ct == len(tokens)

@@ -281,7 +281,7 @@ def test_ranks_agree_on_width_and_tables_in_one_broadcast(
     bounded: Driver, bound: VerifyBound, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ranks that judged drafts by their own times would accept different drafts."""
-    rank_0 = [8.0, *[0.25] * CLASSES, *(0.1 * n for n in range(8))]
+    rank_0 = [8.0, 6.0, *[0.25] * CLASSES, *(0.1 * n for n in range(8))]
     sent = []
 
     def broadcast(tensor: torch.Tensor, src: int, group: object) -> None:
@@ -296,5 +296,5 @@ def test_ranks_agree_on_width_and_tables_in_one_broadcast(
     assert bounded.step(0.0, 0.5, "a") == 8
     assert len(sent) == 1
     assert sent[0][0] == 4
-    assert bound._tables[8].tolist() == pytest.approx(rank_0[1:])
+    assert bound._tables[8].tolist() == pytest.approx(rank_0[2:])
     assert not bound._tables[4][CLASSES:].any()  # this rank's own choice
