@@ -154,6 +154,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Serve, print the table and keep it."""
     parser = report.new_parser("bench.rollback prompts", __doc__, "result")
     parser.add_argument("--prompts", type=int, default=300, help="the first so many")
+    parser.add_argument("--servers", type=int, default=len(MODES), help="the first so many")
     parser.add_argument(
         "--keep", type=Path, metavar="FOLDER", help="logs and answers, to go on from"
     )

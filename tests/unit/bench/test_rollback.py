@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from itertools import pairwise
 from pathlib import Path
@@ -151,3 +152,22 @@ def test_the_plugin_rounds_what_a_verify_of_the_cpu_platform_multiplies(
     outputs, _ = vars(replay)["run_block"](state, block)
     assert torch.equal(outputs, tf32.verify(state, block, Products.TRUNCATED)[0])
     assert not torch.equal(outputs, run_block(state, block)[0])
+
+
+def test_a_run_compares_every_server_and_names_no_folder(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    asked = []
+
+    def answers_of(mode: prompts.Mode, texts: list[str], folder: Path) -> list[prompts.Answer]:
+        asked.append(mode)
+        return [answer("ab") for _ in texts]
+
+    monkeypatch.setattr(prompts, "answers_of", answers_of)
+    file = tmp_path / "result.json"
+    given = ["--prompts", "3", "--servers", "4", "--keep", str(tmp_path), "--json", str(file)]
+    assert prompts.main(given) == 0
+    assert asked == prompts.MODES[:4]
+    text = file.read_text()
+    assert str(tmp_path) not in text
+    assert [row["identical"] for row in json.loads(text)["rows"]] == [3] * 4
