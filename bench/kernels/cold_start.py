@@ -77,13 +77,17 @@ class Launched(TorchDispatchMode):
 
 @contextmanager
 def started(
-    cache_dtype: torch.dtype = SIZES.dtype, vocabulary: int = SIZES.vocabulary, **flags: Any
+    cache_dtype: torch.dtype = SIZES.dtype,
+    vocabulary: int = SIZES.vocabulary,
+    narrows: bool = False,
+    **flags: Any,
 ) -> Iterator[Started]:
     """A worker after its start, the ops' self-test included; its results are not looked at.
 
     Args:
         cache_dtype: of the KV pools.
         vocabulary: of the models; their heads are padded to a multiple of 64.
+        narrows: whether a single request's drafts bound its verify.
         flags: SGLang's, beside those of the fake GPU.
     """
     sizes = SIZES._replace(vocabulary=vocabulary)
@@ -92,7 +96,7 @@ def started(
         stack.enter_context(mock.patch.object(self_test, "compare"))
         stack.enter_context(mock.patch.object(torch.cuda, "synchronize"))
         server = FakeServer(sizes, cache_dtype)
-        yield Started(server, make_worker(server, tests_ops=True))
+        yield Started(server, make_worker(server, tests_ops=True, narrows=narrows))
 
 
 def serve(step: Started, kind: Requests, batch_size: int, width: int) -> None:

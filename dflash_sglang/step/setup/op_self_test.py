@@ -9,10 +9,12 @@ import torch
 from dflash_kernels import dispatch
 from dflash_kernels.self_test import OpError, self_test
 from dflash_kernels.types import ServerShapes
+from sglang.srt.runtime_context import get_parallel
 
 from dflash_sglang.config import SETTINGS_FLAG, OpsChoice
 from dflash_sglang.core.accept import REJECTIONS, Rule
 from dflash_sglang.errors import OpsError
+from dflash_sglang.step.draft.tail import ids_of
 from dflash_sglang.step.setup.layer_stack import CACHE_DTYPES
 
 if TYPE_CHECKING:
@@ -43,11 +45,13 @@ def op_shapes(
     """
     attention = draft_model.layers[0].self_attn
     rotary, dtype = attention.rotary_emb, attention.k_norm.weight.dtype
+    head_ids, _ = ids_of(lm_head, get_parallel().tp_group.world_size)
+    shard = getattr(lm_head, "shard_indices", None)  # not every head has a shard
     return ServerShapes(
         widths=widths,
         vocab_size=vocab_size,
-        head_ids=lm_head.shard_indices.num_org_elements,
-        head_columns=lm_head.shard_indices.num_elements_padded,
+        head_ids=head_ids,
+        head_columns=head_ids if shard is None else shard.num_elements_padded,
         top=top,
         dtype=dtype,
         layers=len(draft_model.layers),

@@ -9,7 +9,17 @@ from dflash_kernels.dispatch import launch_op
 from dflash_kernels.verify_bound.reference import EDGES
 
 
-@triton.jit(do_not_specialize=["drafts", "value_stride", "lse_stride"])
+@triton.jit(
+    do_not_specialize=(
+        "values_ptr",
+        "lse_ptr",
+        "acceptance_ptr",
+        "prices_ptr",
+        "drafts",
+        "value_stride",
+        "lse_stride",
+    )
+)
 def _verify_bound(
     values_ptr,
     lse_ptr,

@@ -12,6 +12,7 @@ from dflash_kernels.late_compiles import LateCompile
 from dflash_kernels.types import ServerShapes
 from triton import knobs
 
+from dflash_sglang.core.accept import Rule
 from dflash_sglang.errors import OpsError
 from dflash_sglang.step.setup import op_self_test as ops
 from dflash_sglang.step.setup.op_self_test import prepare_ops
@@ -70,6 +71,18 @@ def test_a_failure_names_op_error_and_remedy(monkeypatch: pytest.MonkeyPatch) ->
     with pytest.raises(OpsError, match="accept_match differs") as stopped:
         prepare_ops("triton", "cuda", SHAPES)
     assert '{"ops": "reference"}' in str(stopped.value)
+
+
+def test_a_head_without_a_shard_is_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    head = torch.nn.Linear(8, 1000, bias=False)
+    group = SimpleNamespace(world_size=1)
+    monkeypatch.setattr(ops, "get_parallel", lambda: SimpleNamespace(tp_group=group))
+    rotary = SimpleNamespace(rotary_dim=64)
+    norm = SimpleNamespace(weight=torch.ones(64, dtype=torch.bfloat16))
+    attention = SimpleNamespace(num_kv_heads=2, head_dim=64, rotary_emb=rotary, k_norm=norm)
+    drafter = SimpleNamespace(layers=[SimpleNamespace(self_attn=attention)])
+    shapes = ops.op_shapes((1, 16), 1000, head, 1, drafter, torch.bfloat16, Rule.MATCH)
+    assert (shapes.head_ids, shapes.head_columns) == (1000, 1000)
 
 
 # ---- compiles while serving --------------------------------------------------------------------

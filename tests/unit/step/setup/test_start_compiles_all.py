@@ -167,6 +167,17 @@ def test_a_padded_head_needs_no_compile() -> None:
         assert server.late() == set()
 
 
+def test_a_bounded_verify_needs_no_compile(ladder: dict[str, Any]) -> None:
+    """Its tables lie side by side, the second one at any address."""
+    with Server(**ladder, narrows=True) as server:
+        for width in LADDER:
+            server.serve("greedy", width, 1, 2)
+            server.serve("sampled", width, 1)
+            server.serve("filtered", width, 1)
+        assert "verify_bound" in {one.op for one in server.served}
+        assert server.late() == set()
+
+
 def test_an_fp8_cache_needs_no_compile() -> None:
     with Server(cache_dtype=torch.float8_e4m3fn) as server:
         server.serve("greedy", 4)
