@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
-from dflash_sglang.config import WORKER_VARIABLE, Settings
+from dflash_sglang.config import WORKER_VARIABLE
 
 if TYPE_CHECKING:
     from bench.gpu.serve.options import Options
@@ -24,7 +23,8 @@ class Configuration(NamedTuple):
     env: Mapping[str, str] = {}
     settings: Mapping[str, object] | None = None  # the settings file; None: not our worker
     args: tuple[str, ...] = ()
-    hybrid_only: bool = False
+    hybrid_only: bool = False  # for verifiers with recurrent layers
+    experts_only: bool = False  # for verifiers with a mixture of experts
     restarts: bool = False  # started a second time with the Triton cache of the first
 
     @property
@@ -42,6 +42,7 @@ BASIC = (
         "no-narrowing",
         "ours, adaptive, a single request not narrowed on the device",
         settings={"narrow": False},
+        experts_only=True,
     ),
     Configuration(
         "replay",
@@ -85,12 +86,7 @@ def choose_configurations(pair: Pair, options: Options) -> list[Configuration]:
             wanted = options.variants if named is None else one.name in named
         else:
             wanted = named is None or one.name in named or one.name == PLAIN
-        if wanted and (pair.hybrid or not one.hybrid_only) and known(one):
+        missing = (one.hybrid_only and not pair.hybrid) or (one.experts_only and not pair.experts)
+        if wanted and not missing:
             chosen.append(one)
     return chosen
-
-
-def known(configuration: Configuration) -> bool:
-    """Whether every setting of it exists."""
-    fields = {field.name for field in dataclasses.fields(Settings)}
-    return set(configuration.settings or ()) <= fields

@@ -51,6 +51,7 @@ class Loader:
             "concurrency": concurrency,
             **summarize(streamed, seconds)._asdict(),
             "steps_by_width": {width: n for width, n in steps.items() if n},
+            "narrowed_so_far": narrowed(server),
         }
         if sampling == "greedy":
             row |= self._compared(server, prompts, streamed, concurrency)
@@ -83,6 +84,13 @@ def state_of(info: Mapping[str, Any]) -> Mapping[str, Any]:
     states = info.get("internal_states") or [{}]
     state: Mapping[str, Any] = states[0]
     return state
+
+
+def narrowed(server: Client) -> dict[str, int] | None:
+    """Tokens drafted and verified in narrowed steps since the start; None without narrowing."""
+    dflash = state_of(server.server_info()).get("dflash") or {}
+    found: dict[str, int] | None = dflash.get("narrowed")
+    return found
 
 
 def steps_by_width(server: Client) -> dict[str, int]:

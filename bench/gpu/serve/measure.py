@@ -160,7 +160,7 @@ class Measurement:
             "settings": {
                 key: value
                 for key, value in (state_of(info).get("dflash") or {}).items()
-                if key != "steps_by_width"
+                if key not in ("steps_by_width", "narrowed")
             },
         }
 

@@ -39,6 +39,7 @@ class Pair(NamedTuple):
     drafter: str
     device: Device
     hybrid: bool  # the verifier has recurrent layers
+    experts: bool  # and a mixture of experts
     private: bool  # a model of the user's
     args: tuple[str, ...]  # flags of every server
     prompts: Sequence[Sequence[int]]  # token ids, in the model's chat format
@@ -58,6 +59,7 @@ def embedded_pair(name: str, device: Device) -> Pair:
         drafter=str(drafter),
         device=device,
         hybrid=is_hybrid(config),
+        experts=has_experts(config),
         private=False,
         args=(),  # by the highest concurrency instead: `limits`
         prompts=[tokenizer.encode(text, add_special_tokens=False) for text in texts],
@@ -89,6 +91,7 @@ def own_pair(options: Options) -> Pair:
         drafter=options.drafter,
         device=OWN,
         hybrid=is_hybrid(config),
+        experts=has_experts(config),
         private=True,
         args=("--tp-size", str(options.tp), *options.server_flags),
         prompts=in_chat_format(verifier, questions),
@@ -143,6 +146,13 @@ def is_hybrid(config: Mapping[str, Any]) -> bool:
     text = text_section(config)
     kinds = text.get("layer_types") or ()
     return "linear_attention" in kinds or "full_attention_interval" in text
+
+
+def has_experts(config: Mapping[str, Any]) -> bool:
+    """Whether the verifier is a mixture of experts, by the names that their number has."""
+    text = text_section(config)
+    names = ("num_experts", "n_routed_experts", "num_local_experts")
+    return any(text.get(name) for name in names)
 
 
 def facts_of(

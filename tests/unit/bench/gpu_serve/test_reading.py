@@ -9,12 +9,13 @@ from pathlib import Path
 import pytest
 
 from bench.gpu.serve import differences, server_log
-from bench.gpu.serve.configurations import ADAPTIVE, Configuration, choose_configurations, known
+from bench.gpu.serve.configurations import ADAPTIVE, BASIC, VARIANTS, choose_configurations
 from bench.gpu.serve.options import parse
 from bench.gpu.serve.pairs import SAMPLING, PairError, is_hybrid, own_pair, read_sampling
 from bench.gpu.serve.questions import QUESTIONS
 from bench.gpu.serve.streams import Streamed
 from dflash_sglang import zoo
+from dflash_sglang.config import read_settings
 from dflash_sglang.step.setup import op_self_test, width_capture
 from launch.client import Answer
 from tests.unit.bench.gpu_serve.stub import Script, StubServer
@@ -142,9 +143,23 @@ def test_variants_come_by_flag(tmp_path: Path) -> None:
     assert {"draft-fa3", "page-64", "fp8-kv", "no-overlap"} <= more - few
 
 
-def test_a_setting_that_does_not_exist_is_not_given_to_a_server() -> None:
-    assert known(Configuration("x", "", settings={"width": "fixed"}))
-    assert not known(Configuration("x", "", settings={"no_such_setting": 1}))
+def test_every_setting_of_a_configuration_exists(tmp_path: Path) -> None:
+    # Else its server would stop at start, on a machine that somebody rented for it.
+    for number, one in enumerate((*BASIC, *VARIANTS)):
+        file = tmp_path / f"{number}.json"
+        file.write_text(json.dumps(one.settings or {}))
+        read_settings(str(file), lora=False)
+
+
+def test_narrowing_is_switched_off_only_where_there_is_some(tmp_path: Path) -> None:
+    options = parse(own(tmp_path), None)
+    pair = own_pair(options)
+    assert pair.experts
+    names = [
+        {one.name for one in choose_configurations(pair._replace(experts=experts), options)}
+        for experts in (True, False)
+    ]
+    assert names[0] - names[1] == {"no-narrowing"}
 
 
 # ---- differences -------------------------------------------------------------------------------
