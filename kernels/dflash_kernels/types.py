@@ -155,9 +155,10 @@ class ServerShapes(NamedTuple):
     widths: tuple[int, ...]  # of blocks that are drafted and verified, ascending
     vocab_size: int
     head_ids: int  # of the vocabulary that the head has on this rank
+    head_dtype: torch.dtype  # of the head's logits, as the drafter gets them
     head_columns: int  # of the head's logits: those ids, and padding
     top: int  # candidates of a drafted position, K
-    dtype: torch.dtype  # of the head's logits and the drafter's projections
+    dtype: torch.dtype  # of the drafter's projections
     layers: int  # of the drafter, as the following
     kv_heads: int
     head_dim: int

@@ -49,10 +49,7 @@ class DraftTail:
         self._bound = bound
         self._tp_group = get_parallel().tp_group
         self._num_ids, self._first_id = ids_of(lm_head, self._tp_group.world_size)
-        # A head may be wider than the drafter, as of a model with float32 logits. A quantised one
-        # takes what its own method converts.
-        weight: Tensor | None = getattr(lm_head, "weight", None)
-        self._dtype = weight.dtype if weight is not None and is_dense_head_weight(weight) else None
+        self._dtype = dtype_of(lm_head)
         device = next(lm_head.parameters()).device
         shape = (max_batch_size, block_size - 1, top_k)
         self.buffers = (
@@ -111,6 +108,16 @@ def ids_of(lm_head: Any, ranks: int) -> tuple[int, int]:
             f"{ranks} ranks has. Serve this verifier on one GPU."
         )
     return len(lm_head.weight), 0
+
+
+def dtype_of(lm_head: Any) -> torch.dtype | None:
+    """What a head multiplies and returns; None: what it is given.
+
+    It may be wider than the drafter, as of a model with float32 logits. A quantised one takes what
+    its own method converts.
+    """
+    weight: Tensor | None = getattr(lm_head, "weight", None)
+    return weight.dtype if weight is not None and is_dense_head_weight(weight) else None
 
 
 def gather_ranks(tail: Tail, first_id: int, group: Any) -> Tail:

@@ -14,7 +14,7 @@ from sglang.srt.runtime_context import get_parallel
 from dflash_sglang.config import SETTINGS_FLAG, OpsChoice
 from dflash_sglang.core.accept import REJECTIONS, Rule
 from dflash_sglang.errors import OpsError
-from dflash_sglang.step.draft.tail import ids_of
+from dflash_sglang.step.draft.tail import dtype_of, ids_of
 from dflash_sglang.step.setup.layer_stack import CACHE_DTYPES
 
 if TYPE_CHECKING:
@@ -51,6 +51,7 @@ def op_shapes(
         widths=widths,
         vocab_size=vocab_size,
         head_ids=head_ids,
+        head_dtype=dtype_of(lm_head) or dtype,
         head_columns=head_ids if shard is None else shard.num_elements_padded,
         top=top,
         dtype=dtype,

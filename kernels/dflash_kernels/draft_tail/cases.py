@@ -138,7 +138,7 @@ def for_server(shapes: ServerShapes) -> Iterator[Case]:
     """At a server's head and dtype."""
 
     def make(new: Inputs) -> Trial:
-        logits = noise(new, 8, shapes.head_columns, shapes.dtype)
+        logits = noise(new, 8, shapes.head_columns, shapes.head_dtype)
         return trial(logits, shapes.top, shapes.head_ids)
 
     # 1e-5 of the normaliser, whose float32 sums have another order.

@@ -16,6 +16,7 @@ SHAPES = ServerShapes(
     widths=(1, 16),
     vocab_size=1000,
     head_ids=250,  # of the second of four ranks
+    head_dtype=BF16,
     head_columns=256,
     top=1,
     dtype=BF16,
@@ -36,6 +37,7 @@ SHAPES = ServerShapes(
         {"top": 8, "rotary_dim": 32, "cache_dtype": torch.float8_e4m3fn},
         {"top": 8, "rejection": "block_verify", "rotary_dtype": BF16},
         {"rejection": "token_wise", "widths": (3, 17)},
+        {"head_dtype": torch.float32},
         {"dtype": torch.float32, "cache_dtype": torch.float32, "widths": (5,)},
     ],
 )

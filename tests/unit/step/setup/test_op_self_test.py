@@ -21,6 +21,7 @@ SHAPES = ServerShapes(
     (1, 16),
     1000,
     1000,
+    torch.bfloat16,
     1024,
     1,
     torch.bfloat16,
@@ -83,6 +84,7 @@ def test_a_head_without_a_shard_is_whole(monkeypatch: pytest.MonkeyPatch) -> Non
     drafter = SimpleNamespace(layers=[SimpleNamespace(self_attn=attention)])
     shapes = ops.op_shapes((1, 16), 1000, head, 1, drafter, torch.bfloat16, Rule.MATCH)
     assert (shapes.head_ids, shapes.head_columns) == (1000, 1000)
+    assert (shapes.head_dtype, shapes.dtype) == (torch.float32, torch.bfloat16)
 
 
 # ---- compiles while serving --------------------------------------------------------------------
