@@ -48,8 +48,8 @@ from dflash_sglang.step.state import DraftState
 BATCHES = (1, 8, 64, 256)
 REQUESTS: dict[str, dict[str, Any]] = {"greedy": {}, "filtered": FILTERS}
 WORKERS = ("sglang", "ours")
+NARROWS = "ours, narrows"  # a single request's verify, where the verifier has experts
 ROUNDS, STEPS, WARM_UP = 9, 60, 20
-TARGET = {1: 50.0, 256: 100.0}  # microseconds above SGLang's, by batch size
 
 
 class Cost(NamedTuple):
@@ -68,15 +68,17 @@ class Row(NamedTuple):
     prepare: float
     step: float
     quartiles: tuple[float, float]
+    above: float  # SGLang's step
     launches: int  # that a step would make outside the forwards, past torch's dispatcher
 
 
-def flat_costs() -> CostTable:
-    """Costs by which the whole block is always worth it."""
+def flat_costs(*, narrows: bool = False) -> CostTable:
+    """Costs by which it is always worth it to draft the whole block."""
     ladder = WidthSettings().ladder(BLOCK)
     verify = {(batch, width): 0.01 for batch in BATCHES for width in ladder}
     draft = {key: 0.0001 for key in verify if key[1] > 1}
-    return CostTable(draft, verify)
+    bounded = {(n, width): 0.009 + 0.001 * n / width for _, width in draft for n in (1, width)}
+    return CostTable(draft, verify, bounded=bounded if narrows else None)
 
 
 class Stepper:
@@ -118,22 +120,23 @@ def _ignore(new_seq_lens: Tensor) -> None:
 
 
 def make_stepper(worker: str, batch: int, sampling: dict[str, Any]) -> Stepper:
-    """One of the two workers, with a batch of its own."""
+    """A worker with a batch of its own."""
     empty = torch.zeros(batch, dtype=torch.int64)
     server = HostServer()
     if worker == "sglang":
         state = make_draft_input_v2(bonus_tokens=empty, new_seq_lens=empty)
         return Stepper(sglang_worker.make_worker(server), state, batch, sampling)
-    ours = our_worker.make_worker(server)
-    ours._widths.start(flat_costs())
+    ours = our_worker.make_worker(server, narrows=worker == NARROWS)
+    ours._widths.start(flat_costs(narrows=worker == NARROWS))
     return Stepper(ours, DraftState(empty, empty), batch, sampling)
 
 
 def measure(requests: str, batch: int) -> list[Row]:
-    """Both workers by turns."""
+    """The workers by turns."""
+    workers = (*WORKERS, NARROWS) if batch == 1 else WORKERS
     with device_is_host() as launches:
-        steppers = {name: make_stepper(name, batch, REQUESTS[requests]) for name in WORKERS}
-        costs: dict[str, list[Cost]] = {name: [] for name in WORKERS}
+        steppers = {name: make_stepper(name, batch, REQUESTS[requests]) for name in workers}
+        costs: dict[str, list[Cost]] = {name: [] for name in workers}
         counts = {}
         for name, stepper in steppers.items():
             for _ in range(WARM_UP):
@@ -144,13 +147,16 @@ def measure(requests: str, batch: int) -> list[Row]:
         gc.collect()
         gc.disable()
         for turn in range(ROUNDS):
-            for name in WORKERS if turn % 2 else reversed(WORKERS):
+            for name in workers if turn % 2 else reversed(workers):
                 costs[name] += [steppers[name].run() for _ in range(STEPS)]
         gc.enable()
-    return [_row(requests, batch, name, costs[name], counts[name]) for name in WORKERS]
+    base = statistics.median(one.step for one in costs["sglang"])
+    return [_row(requests, batch, name, costs[name], base, counts[name]) for name in workers]
 
 
-def _row(requests: str, batch: int, worker: str, costs: Sequence[Cost], launches: int) -> Row:
+def _row(
+    requests: str, batch: int, worker: str, costs: Sequence[Cost], base: float, launches: int
+) -> Row:
     steps = [one.step for one in costs]
     quartiles = statistics.quantiles(steps)
     return Row(
@@ -160,6 +166,7 @@ def _row(requests: str, batch: int, worker: str, costs: Sequence[Cost], launches
         prepare=round(statistics.median(one.prepare for one in costs), 1),
         step=round(statistics.median(steps), 1),
         quartiles=(round(quartiles[0], 1), round(quartiles[2], 1)),
+        above=round(statistics.median(steps) - base, 1),
         launches=launches,
     )
 

@@ -121,7 +121,9 @@ class WidthController:
             step = self._steps.popleft()
             bound = None if step.bound is None else read_bound(step.bound)
             if bound is not None:
-                self._narrowed.update(steps=1, drafted=step.width, verified=bound.verified)
+                self._narrowed["steps"] += 1
+                self._narrowed["drafted"] += step.width
+                self._narrowed["verified"] += bound.verified
             seconds = self._seconds(step)
             self._policy.observe(
                 ObservedStep(step.keys, accept_lens, step.width, seconds, step.forwards, bound)

@@ -89,7 +89,11 @@ class CostTable:
         self._verify = columns(verify)
         self._draft_per_token = columns(draft_per_token or dict.fromkeys(draft, 0.0))
         self._verify_per_token = columns(verify_per_token or dict.fromkeys(verify, 0.0))
-        self._bounded = {} if bounded is None else columns(bounded)
+        # By width and tokens; made once, because every step asks for all of them.
+        self._saved = {
+            width: [column.at(width) - column.at(tokens) for tokens in range(width + 1)]
+            for width, column in columns(bounded or {}).items()
+        }
         self._context = context
         self._beyond = 0.0  # tokens of mean context beyond that, of the requests that run
         self._widths = {width: RunningMedian() for width in widths}
@@ -154,17 +158,15 @@ class CostTable:
     @property
     def narrows(self) -> bool:
         """Whether bounded verifies were measured."""
-        return bool(self._bounded)
+        return bool(self._saved)
 
     def saved_seconds(self, width: int, verified: int) -> float:
         """What routing only `verified` of a single request's `width` tokens to experts saves.
 
         0 for a width that cannot be narrowed.
         """
-        if width not in self._bounded:
-            return 0.0
-        column = self._bounded[width]
-        return column.at(width) - column.at(verified)
+        saved = self._saved.get(width)
+        return 0.0 if saved is None else saved[verified]
 
     def _cost(self, batch_size: int, width: int) -> tuple[float, float]:
         """Seconds of the step's forwards at the shortest context, and for each token more of it."""

@@ -25,7 +25,7 @@ UNKNOWN = 0  # row of all requests that are not known: average, and learned of b
 FIRST_ROWS = 16
 
 # How many requests share (class of difficulty, max_width), and so their expected commits.
-Groups = Counter[tuple[int, int]]
+Groups = dict[tuple[int, int], int]
 
 
 class Difficulties:
@@ -102,9 +102,7 @@ class Difficulties:
         rows, widths = self.known_rows(keys), self._block_size + 1
         classes = BOUNDS.searchsorted(self._difficulty[rows], side="right")
         counts = Counter((classes * widths + self._max_width[rows]).tolist())
-        return Counter(
-            {(code // widths - WIDEST_CLASS, code % widths): n for code, n in counts.items()}
-        )
+        return {(code // widths - WIDEST_CLASS, code % widths): n for code, n in counts.items()}
 
     def learn(
         self, rows: Integers | int, rejections: Floats | Flags | float, at_risk: Floats | float

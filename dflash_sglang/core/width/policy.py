@@ -159,7 +159,7 @@ class WidthPolicy:
     def _expected_commits(self, groups: Groups) -> dict[int, float]:
         """Tokens that a step of these requests is expected to commit, by width."""
         commits = {width: self._acceptance.expected_commit(groups, width) for width in self.widths}
-        if self._narrowing is not None and groups.total() == 1:
+        if self._narrowing is not None and sum(groups.values()) == 1:
             for width in commits:
                 commits[width] += self._narrowing.gain(width)
         return commits
