@@ -8,6 +8,9 @@ that drafted `width` tokens is the n of the largest
 
     E[committed tokens | n tokens verified, probabilities] + rate * seconds saved(width, n)
 
+and all of them are verified where no other n promises `hysteresis` more of a step's tokens: what
+masking saves is measured, and measurements are noisy.
+
 Which drafts are left out depends on how bad they look. Leaving them out of the statistics would
 make the rest look good, so each counts with the probability that it would have been rejected.
 """
@@ -24,6 +27,7 @@ from typing import NamedTuple
 from dflash_sglang.core.width.acceptance_model import Outcome, expected_commits, verify_outcome
 from dflash_sglang.core.width.confidence_model import ConfidenceModel
 from dflash_sglang.core.width.cost_model import CostTable
+from dflash_sglang.core.width.settings import WidthSettings
 
 
 class Bound(NamedTuple):
@@ -43,16 +47,17 @@ class BoundTables(NamedTuple):
 class Narrowing:
     """The tables of the next step, and what narrowing has gained."""
 
-    def __init__(self, costs: CostTable, half_life: float) -> None:
+    def __init__(self, costs: CostTable, settings: WidthSettings) -> None:
         """Start with calibrated probabilities and no gain.
 
         Args:
             costs: of a server that measured bounded verifies.
-            half_life: steps after which an observed step weighs half.
+            settings: the knobs.
         """
         self._costs = costs
-        self._confidence = ConfidenceModel(half_life)
-        self._keep = 0.5 ** (1 / half_life)
+        self._hysteresis = settings.hysteresis
+        self._confidence = ConfidenceModel(settings.half_life)
+        self._keep = 0.5 ** (1 / settings.half_life)
         self._rate = 0.0  # tokens that a second commits, when tables were last made
         self._gains: defaultdict[int, float] = defaultdict(float)  # by width, tokens a step
         self._steps: Counter[int] = Counter()
@@ -69,15 +74,15 @@ class Narrowing:
         self._rate = rate
         price = 0.0 if free else rate
         whole = self._costs.saved_seconds(width, 1)
-        return BoundTables(
-            self._confidence.acceptance,
-            [
-                price * (whole - self._costs.saved_seconds(width, verified))
-                if verified <= limit
-                else inf
-                for verified in range(1, width + 1)
-            ],
-        )
+        prices = [
+            price * (whole - self._costs.saved_seconds(width, verified))
+            if verified <= limit
+            else inf
+            for verified in range(1, width + 1)
+        ]
+        # Below the others by what they must promise more.
+        prices[min(limit, width) - 1] -= self._hysteresis * price * self._costs.seconds(1, width)
+        return BoundTables(self._confidence.acceptance, prices)
 
     def gain(self, width: int) -> float:
         """Tokens a step that narrowing gains over verifying all `width` tokens; 0 if unknown."""

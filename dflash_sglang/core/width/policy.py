@@ -76,7 +76,7 @@ class WidthPolicy:
         self._explore_share = settings.explore_share
         self._costs = costs
         self._acceptance = AcceptanceModel(block_size, settings.half_life)
-        self._narrowing = Narrowing(costs, settings.half_life) if costs.narrows else None
+        self._narrowing = Narrowing(costs, settings) if costs.narrows else None
         self._width = UNSET  # the best known one
         self._seconds_per_commit = 0.0  # of a request, expected at that width
         self._clock = 0.0  # seconds served
