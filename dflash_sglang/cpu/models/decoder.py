@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from sglang.srt.model_executor.forward_batch_info import ForwardBatch
 
 Mlp = Callable[[nn.Module, Tensor], Tensor]
+ExpertMlp = Callable[[nn.Module, Tensor, int], Tensor]
 
 
 def run_layers(
@@ -108,27 +109,28 @@ def dense_mlp(mlp: Any, hidden: Tensor) -> Tensor:
     return gated_mlp(hidden, mlp.gate_up_proj.weight, mlp.down_proj.weight)
 
 
-def expert_mlp(variants: VariantTable) -> Mlp:
+def expert_mlp(variants: VariantTable) -> ExpertMlp:
     """The verifier's MLP: router and experts.
 
     Args:
         variants: the variant of the experts to run by token count.
 
     Returns:
-        A function of the sparse block and its normed input.
+        A function of the sparse block, its normed input [tokens, dim] and how many of its tokens
+        are routed to experts.
     """
 
-    def run(mlp: Any, hidden: Tensor) -> Tensor:
+    def run(mlp: Any, hidden: Tensor, routed: int) -> Tensor:
         config = mlp.topk.topk_config
-        routed = hidden[: routed_tokens(len(hidden))]
-        ids, weights = route(linear(routed, mlp.gate.weight), config.top_k, config.renormalize)
-        run_experts = variants.select(len(routed))
-        return padded(run_experts(routed, expert_weights(mlp.experts), ids, weights), len(hidden))
+        chosen = hidden[:routed]
+        ids, weights = route(linear(chosen, mlp.gate.weight), config.top_k, config.renormalize)
+        out = variants.select(routed)(chosen, expert_weights(mlp.experts), ids, weights)
+        return padded(out, len(hidden))
 
     return run
 
 
-def qwen3_moe_forward(mlp: Mlp) -> Callable[..., Any]:
+def qwen3_moe_forward(mlp: ExpertMlp) -> Callable[..., Any]:
     """Replacement for ``Qwen3MoeModel.forward``.
 
     Args:
@@ -147,8 +149,13 @@ def qwen3_moe_forward(mlp: Mlp) -> Callable[..., Any]:
         pp_proxy_tensors: None = None,
     ) -> Tensor | tuple[Tensor, AuxHiddenStateList]:
         hidden = model.embed_tokens(input_ids) if input_embeds is None else input_embeds
+        routed = routed_tokens(len(hidden))
+
+        def experts(block: nn.Module, normed: Tensor) -> Tensor:
+            return mlp(block, normed, routed)
+
         hidden, tapped = run_layers(
-            model, hidden, positions, forward_batch, mlp, model.layers_to_capture
+            model, hidden, positions, forward_batch, experts, model.layers_to_capture
         )
         return (hidden, tapped) if tapped else hidden
 

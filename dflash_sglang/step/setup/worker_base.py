@@ -8,6 +8,7 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import torch
 from sglang.srt.lora.layers import unwrap_lora_layer
 from sglang.srt.model_executor.cuda_graph_config import Backend
 from sglang.srt.platforms import current_platform
@@ -17,7 +18,7 @@ from sglang.srt.speculative.spec_tp_sync import SpecTpSync
 from sglang.srt.speculative.spec_utils import draft_pp_context, draft_tp_context
 from sglang.srt.utils import get_cuda_graph_max_batch_size
 
-from dflash_sglang.config import READY, Settings, read_settings
+from dflash_sglang.config import READY, OpsChoice, Settings, read_settings
 from dflash_sglang.core.accept import Rule
 from dflash_sglang.step.accept import Acceptor, chosen_rule
 from dflash_sglang.step.batch_facts import CommitLimits, RunningBatch
@@ -135,6 +136,8 @@ class WorkerBase(BaseSpecWorker):
             problem: str | None = "by the settings"
         elif len(ladder) == 1:
             problem = "the width is fixed"
+        elif self._settings.ops is OpsChoice.REFERENCE and torch.device(self.device).type != "cpu":
+            problem = "the torch reference of the op that bounds them reads the device"
         else:
             problem = narrowing_problem(self.model_runner, self._rule, capture=captures_graphs())
         if get_parallel().tp_rank == 0:

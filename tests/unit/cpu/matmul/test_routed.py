@@ -75,10 +75,9 @@ def test_the_fused_decoder_computes_no_more(bound: int, monkeypatch: pytest.Monk
         experts=experts(),
     )
     hidden = torch.randn(TOKENS, DIM, generator=torch.Generator().manual_seed(2))
-    whole = decoder.expert_mlp(VariantTable((), ("grouped",)))(mlp, hidden)
+    whole = decoder.expert_mlp(VariantTable((), ("grouped",)))(mlp, hidden, TOKENS)
     counting: Any = Counting()
-    with bounded(bound):
-        got = decoder.expert_mlp(counting)(mlp, hidden)
+    got = decoder.expert_mlp(counting)(mlp, hidden, bound)
     assert counting.tokens == [bound]
     torch.testing.assert_close(got[:bound], whole[:bound])
     assert not got[bound:].any()
