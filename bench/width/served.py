@@ -5,8 +5,9 @@
 Three servers of an embedded pair run side by side, one busy at a time: the verifier alone, ours
 that verifies whole drafts (`"narrow": false`), and ours. Each round sends the same prompts to each,
 one after the other. With `--seeded` all servers sample by seeds, with
-`--enable-deterministic-inference`, so that answers can be compared as well. Exit status 1 when an
-answer differs from the verifier's.
+`--enable-deterministic-inference`, so that answers can be compared as well. With `--scripted` each
+step of the narrowing server verifies another number of tokens, 1 to the block. Exit status 1 when
+an answer differs from the verifier's.
 """
 
 import contextlib
@@ -18,10 +19,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from bench import report
+from bench.harness import scripts
+from bench.harness.requests import greedy
 from bench.harness.servers import settings
 from bench.progress import progress
 from dflash_sglang import zoo
 from launch import load
+from launch.client import Answer
 from launch.serving import Server
 
 PLAIN, WHOLE, NARROWED = "plain", "whole drafts", "narrowed"
@@ -43,13 +47,14 @@ class Row(NamedTuple):
 
 @contextlib.contextmanager
 def servers(pair: zoo.Pair, folder: Path, args: Sequence[str]) -> Iterator[dict[str, Server]]:
-    """All of them, ready."""
+    """All of them, ready; bounds can be scripted."""
+    plugin = scripts.plugin_environment(folder / "plugin", "scripted_widths")
     with contextlib.ExitStack() as stack:
         found = {PLAIN: Server(pair.verifier, args=args, log_dir=folder / "plain")}
         for name, narrow in ((WHOLE, False), (NARROWED, True)):
             place = folder / name.replace(" ", "_")
             given = [*args, *settings(place / "settings.json", narrow=narrow)]
-            found[name] = Server(pair.verifier, pair.drafter, args=given, log_dir=place)
+            found[name] = Server(pair.verifier, pair.drafter, args=given, env=plugin, log_dir=place)
         yield {name: stack.enter_context(server) for name, server in found.items()}
 
 
@@ -59,14 +64,19 @@ def narrowed(server: Server) -> dict[str, int]:
     return dict(state.get("narrowed") or {})
 
 
-def send(server: Server, prompts: Sequence[str], tokens: int, *, seeded: bool) -> load.Load:
+def send(
+    server: Server, prompts: Sequence[str], tokens: int, *, seeded: bool, scripted: bool
+) -> load.Load:
     """The prompts, one after the other."""
-    if not seeded:
+    if not (seeded or scripted):
         return load.run(server, prompts, 1, tokens)
-    answers = [
-        server.generate(prompt, max_new_tokens=tokens, temperature=1.0, sampling_seed=seed)
-        for seed, prompt in enumerate(prompts)
-    ]
+    answers = []
+    for number, prompt in enumerate(prompts):
+        sampling = {"temperature": 1.0, "sampling_seed": number} if seeded else {}
+        payload: dict[str, object] = greedy(prompt, tokens, **sampling)
+        if scripted:
+            payload["rid"] = scripts.random_bound(number)
+        answers.append(Answer.parse(server.post("/generate", payload)))
     return load.Load(tuple(answers), 0.0)
 
 
@@ -78,6 +88,7 @@ def measure(
     tokens: int,
     rounds: int,
     seeded: bool,
+    scripted: bool,
 ) -> Iterator[Row]:
     """Rounds over all servers, the order alternating."""
     loads: dict[str, list[load.Load]] = {name: [] for name in running}
@@ -85,7 +96,10 @@ def measure(
     for number in range(rounds):
         order = list(running.items())
         for name, server in order if number % 2 == 0 else reversed(order):
-            loads[name].append(send(server, prompts, tokens, seeded=seeded))
+            sent = send(
+                server, prompts, tokens, seeded=seeded, scripted=scripted and name == NARROWED
+            )
+            loads[name].append(sent)
     expected = loads[PLAIN][-1].answers
     for name, found in loads.items():
         after = narrowed(running[name])
@@ -93,7 +107,7 @@ def measure(
         if after:
             drafted, verified = (after[k] - before[name][k] for k in ("drafted", "verified"))
             share = round(verified / drafted, 3) if drafted else None
-        rates = [0.0 if seeded else one.tokens_per_s for one in found]
+        rates = [one.tokens_per_s if one.seconds else 0.0 for one in found]
         yield Row(
             name,
             family,
@@ -117,6 +131,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--prompts", type=int, default=40, metavar="N", help="of each; default 40")
     parser.add_argument("--tokens", type=int, default=96, metavar="N", help="default: 96")
     parser.add_argument("--rounds", type=int, default=5, metavar="N", help="default: 5")
+    parser.add_argument("--scripted", action="store_true", help="bounds at random; do not time")
     parser.add_argument("--seeded", action="store_true", help="sample; compare, do not time")
     given = parser.parse_args(argv)
     by_family = zoo.prompts(given.pair)
@@ -140,6 +155,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 tokens=given.tokens,
                 rounds=given.rounds,
                 seeded=given.seeded,
+                scripted=given.scripted,
             )
     print(report.table([row._asdict() for row in rows], given.markdown))
     report.write_json(given, {"pair": given.pair, "seeded": given.seeded, "rows": rows})
