@@ -107,7 +107,7 @@ class Way(NamedTuple):
         return self.server.verify_seconds(1, verified)
 
     def extra_seconds(self, width: int, verified: int) -> float:
-        """What a step takes beyond one that verifies all tokens and asks nobody."""
+        """What a step takes beyond one that verifies all its tokens."""
         whole = self.server.verify_seconds(1, width)
         return self.seconds(width, verified) - whole + (self.wait or 0.0)
 

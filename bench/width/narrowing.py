@@ -5,7 +5,7 @@
 Simulated servers (`bench/width/costs.py`), recorded drafts with the drafter's probabilities, batch
 1. On the device the verify keeps its width and leaves rows out of the experts; a host that reads
 the probabilities verifies at a narrower width, which saves snapshots as well, and waits. What that
-wait costs on a GPU is not known, so it is a parameter. The policy is not told of it.
+wait costs on a GPU is not known, so it is a parameter. The policy does not know it.
 """
 
 import sys

@@ -12,7 +12,7 @@ Form = tuple[tuple[str, Any], ...]  # of each argument its type and what else is
 
 
 class LateCompile(NamedTuple):
-    """One compile, of our kernels or of anybody's in the process."""
+    """One compile, of our kernels or of any other in the process."""
 
     kernel: str  # module and function
     seconds: float  # that its launch waited; few where Triton's cache on disk had it

@@ -126,6 +126,17 @@ def assert_chats(
     return found
 
 
+def assert_any_bound(server: TestedServer, talk: Talk) -> None:
+    """Of single requests another number of tokens is verified each step, and states follow."""
+    server.flush()
+    for number, turn in enumerate(talk.turns[:2]):
+        rids = [scripts.random_bound(rid) for rid in mixed_scripts(turn, f"bound{number}")]
+        assert_answers(turn, send_turn(server, turn, rids, concurrency=1))
+    narrowed = server.server_info()["internal_states"][0]["dflash"]["narrowed"]
+    assert 0 < narrowed["verified"] < 0.8 * narrowed["drafted"]
+    server.check_idle()
+
+
 def assert_no_fewer(found: Sequence[Sequence[int]], plain: Sequence[Sequence[int]]) -> None:
     """Tokens in the cache: no conversation finds fewer in any turn than with plain decoding."""
     fewer = [
@@ -231,6 +242,7 @@ def test_any_width_in_runs_of_plain_tokens(talk: Talk, tmp_path: Path) -> None:
     args = ("--disable-overlap-schedule", "--page-size", "16")
     with serve(talk, tmp_path, *args, plugins=("scripted_widths",)) as server:
         found = assert_chats(server, talk, "widths", random_widths=True)
+        assert_any_bound(server, talk)
         steps = server.server_info()["internal_states"][0]["dflash"]["steps_by_width"]
     assert all(steps[str(width)] for width in (1, 4, 16))
     # A run ends where a state is to be kept: else the scheduler would not know that it was.
@@ -248,6 +260,7 @@ def test_snapshots_with_slots_on_demand(talk: Talk, tmp_path: Path) -> None:
         talk, tmp_path, *args, plugins=plugins, variables=env, rollback="snapshot"
     ) as server:
         assert_chats(server, talk, "snapshot", random_widths=True)
+        assert_any_bound(server, talk)
         state = server.server_info()["internal_states"][0]["dflash"]
     assert state["rollback"] == "snapshot"
     assert max(server.log_values("#retracted_reqs")) > 0

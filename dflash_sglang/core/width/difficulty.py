@@ -21,7 +21,7 @@ STEPS_PER_OCTAVE = 3  # difficulties are rounded to 2 ** (n / 3), so that reques
 WIDEST_CLASS = 3 * STEPS_PER_OCTAVE  # difficulties between 1/8 and 8
 BOUNDS = 2 ** ((np.arange(-WIDEST_CLASS, WIDEST_CLASS) + 0.5) / STEPS_PER_OCTAVE)
 
-UNKNOWN = 0  # row of all requests that are not known: average, and learned of by nobody
+UNKNOWN = 0  # row of all requests that are not known: average, and never updated
 FIRST_ROWS = 16
 
 # How many requests share (class of difficulty, max_width), and so their expected commits.

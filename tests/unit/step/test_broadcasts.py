@@ -72,6 +72,6 @@ def test_a_second_broadcast_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     assert broadcasts(monkeypatch, 1, 1, overlap=True) == [2] * STEPS
 
 
-def test_one_rank_asks_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_rank_broadcasts_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Group, "world_size", 1)
     assert broadcasts(monkeypatch, 1, 1, overlap=False) == [0] * STEPS

@@ -184,7 +184,7 @@ def test_a_request_is_limited_once_and_forgotten(driver: Driver) -> None:
 def test_a_request_without_a_limit_does_not_get_that_of_another_with_its_id(
     driver: Driver,
 ) -> None:
-    """The other was aborted while it waited, which nobody reports."""
+    """The other was aborted while it waited, which is not reported."""
     policy = driver.start(4, 4)
     driver.step(0.0, 0.5, "a", limits=[1])
     driver.step(1.0, 1.5, "a", limits=[None])
