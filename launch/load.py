@@ -4,9 +4,12 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from launch.client import Answer, Client
+
+Prompt = TypeVar("Prompt")
+Got = TypeVar("Got")
 
 
 class Load(NamedTuple):
@@ -46,26 +49,40 @@ def run(
         OSError: the server went away.
     """
     client.flush()
-    stop = threading.Event()
 
-    def send(prompt: str) -> Answer | None:
-        if stop.is_set():
-            return None
+    def send(prompt: str) -> Answer:
         answer = client.generate(prompt, max_new_tokens=max_new_tokens)
         if on_answer is not None:
             on_answer()
         return answer
 
+    answers, seconds = closed_loop(send, prompts, concurrency)
+    return Load(tuple(answers), seconds)
+
+
+def closed_loop(
+    send: Callable[[Prompt], Got], prompts: Sequence[Prompt], concurrency: int
+) -> tuple[list[Got], float]:
+    """Sends every prompt once, `concurrency` in flight at any time.
+
+    Returns:
+        What was sent back, in the order of the prompts, and the seconds it took.
+    """
+    stop = threading.Event()
+
+    def send_unless_stopped(prompt: Prompt) -> Got | None:
+        return None if stop.is_set() else send(prompt)
+
     begin = time.perf_counter()
     with ThreadPoolExecutor(concurrency) as pool:
         try:
-            sent = list(pool.map(send, prompts))
+            sent = list(pool.map(send_unless_stopped, prompts))
         except BaseException:
             # Also Ctrl-C: do not send what is still queued.
             stop.set()
             raise
     seconds = time.perf_counter() - begin
-    return Load(tuple(answer for answer in sent if answer is not None), seconds)
+    return [one for one in sent if one is not None], seconds
 
 
 def tau(answers: Iterable[Answer]) -> float:

@@ -3,14 +3,12 @@
 import itertools
 import json
 import statistics
-import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 from launch.client import Answer, Client
-from launch.load import tau
+from launch.load import closed_loop, tau
 
 READ_TOGETHER = 1e-4  # seconds; no server takes a step in so little
 
@@ -78,24 +76,12 @@ def send_all(
         OSError: the server went away.
     """
     client.flush()
-    stop = threading.Event()
     params = {**sampling, "max_new_tokens": new_tokens}
 
-    def send(prompt: Sequence[int]) -> Streamed | None:
-        if stop.is_set():
-            return None
+    def send(prompt: Sequence[int]) -> Streamed:
         return stream(client, {"input_ids": list(prompt), "sampling_params": params})
 
-    begin = time.perf_counter()
-    with ThreadPoolExecutor(concurrency) as pool:
-        try:
-            sent = list(pool.map(send, prompts))
-        except BaseException:
-            # Also Ctrl-C: do not send what is still queued.
-            stop.set()
-            raise
-    seconds = time.perf_counter() - begin
-    return [one for one in sent if one is not None], seconds
+    return closed_loop(send, prompts, concurrency)
 
 
 def stream(client: Client, payload: Mapping[str, Any]) -> Streamed:

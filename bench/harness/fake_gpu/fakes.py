@@ -209,11 +209,16 @@ class FakeServer:
         if not skip_attn_backend_init:
             self.verifier_runner.attn_backend.init_forward_metadata(forward_batch)
         tokens = forward_batch.input_ids.shape[0]
-        output = LogitsProcessorOutput(
-            next_token_logits=new(tokens, self.sizes.vocabulary, dtype=torch.float32),
-            hidden_states=new(tokens, len(TAPS) * self.sizes.hidden, dtype=self.sizes.dtype),
-        )
+        logits, taps = self._verified(tokens)
+        output = LogitsProcessorOutput(next_token_logits=logits, hidden_states=taps)
         return GenerationBatchResult(logits_output=output, can_run_cuda_graph=True)
+
+    def _verified(self, tokens: int) -> tuple[Tensor, Tensor]:
+        """What a verify of so many tokens returns: logits and tapped hidden states."""
+        return (
+            new(tokens, self.sizes.vocabulary, dtype=torch.float32),
+            new(tokens, len(TAPS) * self.sizes.hidden, dtype=self.sizes.dtype),
+        )
 
     @contextmanager
     def guarded(self, *, strict: bool = True) -> Iterator[CaptureGuard]:

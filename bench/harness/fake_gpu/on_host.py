@@ -20,7 +20,6 @@ from unittest import mock
 import torch
 from sglang.srt.layers.logits_processor import LogitsProcessorOutput
 from sglang.srt.managers.schedule_batch import Req, ScheduleBatch
-from sglang.srt.managers.utils import GenerationBatchResult
 from sglang.srt.mem_cache import memory_pool
 from sglang.srt.mem_cache.kv_index_translator import KVIndexTranslator
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
@@ -132,16 +131,8 @@ class HostServer(FakeServer):
         output = LogitsProcessorOutput(next_token_logits=None, hidden_states=hidden)
         return SimpleNamespace(logits_output=output, can_run_graph=True)
 
-    def _verify_forward(
-        self, *, forward_batch: Any, skip_attn_backend_init: bool | None = None, **_: Any
-    ) -> GenerationBatchResult:
-        if not skip_attn_backend_init:
-            self.verifier_runner.attn_backend.init_forward_metadata(forward_batch)
-        tokens = forward_batch.input_ids.shape[0]
-        output = LogitsProcessorOutput(
-            next_token_logits=self._logits[:tokens], hidden_states=self._taps[:tokens]
-        )
-        return GenerationBatchResult(logits_output=output, can_run_cuda_graph=True)
+    def _verified(self, tokens: int) -> tuple[Tensor, Tensor]:
+        return self._logits[:tokens], self._taps[:tokens]
 
 
 class _Embedding(nn.Module):

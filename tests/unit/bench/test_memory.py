@@ -7,27 +7,19 @@ import torch
 from sglang.srt.configs.mamba_utils import (
     Mamba2CacheParams,
     Mamba2StateDType,
-    Mamba2StateShape,
 )
 from sglang.srt.mem_cache.memory_pool import MambaPool
 from torch import Tensor
 
 from bench.memory.recurrent_state import BLOCK, H200, LENGTH, QWEN36
 from dflash_sglang.preflight.rollback import record_length
+from tests.support.state_shape import qwen36_state_shape
 
 STATES, REQUESTS = 2, 1  # the pool has one more of each, for padding
 
 
 def pool_of_one_layer(*, replay: bool) -> MambaPool:
-    shape = Mamba2StateShape.create(
-        tp_world_size=1,
-        intermediate_size=QWEN36.heads * QWEN36.value_dim,
-        n_groups=QWEN36.key_heads,
-        num_heads=QWEN36.heads,
-        head_dim=QWEN36.value_dim,
-        state_size=QWEN36.key_dim,
-        conv_kernel=QWEN36.window + 1,
-    )
+    shape = qwen36_state_shape()
     dtype = Mamba2StateDType(conv=torch.bfloat16, temporal=torch.float32)
     return MambaPool(
         size=STATES,

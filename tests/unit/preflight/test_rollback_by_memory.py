@@ -12,12 +12,13 @@ from typing import Any
 
 import pytest
 import torch
-from sglang.srt.configs.mamba_utils import Mamba2CacheParams, Mamba2StateDType, Mamba2StateShape
+from sglang.srt.configs.mamba_utils import Mamba2CacheParams, Mamba2StateDType
 from sglang.srt.mem_cache.kv_cache_configurator import KVCacheConfigurator
 from sglang.srt.runtime_context import get_context, get_exec, get_parallel, get_schedule
 
 from bench.memory.recurrent_state import BLOCK, H200, LENGTH, QWEN36
 from dflash_sglang.preflight.rollback_by_memory import divide_memory
+from tests.support.state_shape import qwen36_state_shape
 
 GB = 2**30
 LEFT = H200.pools() / GB  # beside the weights of Qwen3.6-35B-A3B on a GPU of 141 GB
@@ -25,15 +26,7 @@ LEFT = H200.pools() / GB  # beside the weights of Qwen3.6-35B-A3B on a GPU of 14
 
 def qwen36(states: torch.dtype = torch.float32, **changed: Any) -> Any:
     """What SGLang's configurator is on one GPU, as far as its division reads it."""
-    shape = Mamba2StateShape.create(
-        tp_world_size=1,
-        intermediate_size=QWEN36.heads * QWEN36.value_dim,
-        n_groups=QWEN36.key_heads,
-        num_heads=QWEN36.heads,
-        head_dim=QWEN36.value_dim,
-        state_size=QWEN36.key_dim,
-        conv_kernel=QWEN36.window + 1,
-    )
+    shape = qwen36_state_shape()
     params = Mamba2CacheParams(
         shape=shape,
         layers=list(range(QWEN36.num_layers)),
