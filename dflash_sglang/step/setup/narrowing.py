@@ -14,8 +14,7 @@ from sglang.srt.layers.moe.utils import (
     is_moe_input_scattered_across_dp_ranks,
 )
 from sglang.srt.layers.quantization.unquant import UnquantizedFusedMoEMethod
-from sglang.srt.runtime_context import get_exec, get_lora, get_parallel
-from sglang.srt.utils.common import require_gathered_buffer
+from sglang.srt.runtime_context import get_exec, get_parallel
 
 from dflash_sglang.core.accept import Rule
 
@@ -34,6 +33,8 @@ RUNNERS = (
 
 def narrowing_problem(model_runner: ModelRunner, rule: Rule, *, capture: bool) -> str | None:
     """Why the verify of a single request is as wide as its draft; None where it can be narrower.
+
+    With LoRA, or where ranks exchange tokens, there is one width, and nothing to narrow.
 
     Args:
         model_runner: the verifier's.
@@ -54,7 +55,6 @@ def _problems(model_runner: ModelRunner, rule: Rule, *, capture: bool) -> Iterat
         max(parallel.attn_dp_size, parallel.attn_cp_size) > 1
         or not get_moe_a2a_backend().is_none()
         or is_moe_input_scattered_across_dp_ranks()
-        or require_gathered_buffer()
     ):
         yield "a rank's experts do not see the request's tokens in order"
     exec_ = get_exec()
@@ -64,8 +64,6 @@ def _problems(model_runner: ModelRunner, rule: Rule, *, capture: bool) -> Iterat
         yield "expert placement (EPLB) or the recording of expert use counts every token"
     if exec_.features.enable_return_routed_experts:
         yield "routed experts are returned, those of tokens behind the bound as well"
-    if get_lora().enable_lora:
-        yield "LoRA is on"
 
 
 def _layer_problems(model: Any, device: torch.device) -> Iterator[str]:
